@@ -1,0 +1,103 @@
+"""The block size as a user asks for it, and what it resolves to.  Plain functions; SGLang is not imported.
+
+The flag, the Engine keyword and the environment variable all end in one :class:`Request`, which is resolved once, when
+SGLang resolves its own arguments: first the page size (:func:`page_size_for`), at the end the block size
+(:func:`block_size_for`), then the refusals of :mod:`sglang_dcp_block.support`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+FLAG = "--dcp-block-size"
+ALIAS = "--dcp-interleave-size"
+KEYWORD = "dcp_block_size"
+ENVIRONMENT = "SGLANG_DCP_BLOCK_SIZE"
+AUTO: Literal["auto"] = "auto"
+AUTO_PAGE_SIZE = 64  # tokens; the page of `auto` where --page-size is unset
+
+HELP = (
+    "Deal the KV cache over the DCP ranks in blocks of N tokens instead of token by token (owner of position t: "
+    "t // N %% dcp_size). N must divide --page-size; 'auto' takes the page size. Where --page-size is unset it becomes N "
+    f"({AUTO_PAGE_SIZE} for 'auto'). 1 is token round-robin, SGLang's own layout. "
+    f"Example: --tp 8 --dcp-size 8 {FLAG} 64. [sglang-dcp-block]"
+)
+
+
+class BlockSizeError(ValueError):
+    """The block size, or something it is combined with, is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A block size as it was asked for."""
+
+    value: int | Literal["auto"]  # tokens
+    source: str  # where it came from, as the user knows it
+
+    @property
+    def wants_blocks(self) -> bool:
+        """Whether this asks for anything but SGLang's own token round-robin."""
+        return self.value != 1
+
+
+def parse(value: object, source: str) -> Request:
+    """A :class:`Request` from what a user typed or passed.
+
+    Args:
+        value: a positive int, its decimal text, or ``"auto"``.
+        source: how errors name the place it came from.
+    Raises:
+        BlockSizeError: anything else, saying expected and got.
+
+    >>> parse("64", "--dcp-block-size")
+    Request(value=64, source='--dcp-block-size')
+    """
+    if value == AUTO:
+        return Request(AUTO, source)
+    if isinstance(value, str) and value.isascii() and value.isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BlockSizeError(f"{source}: expected a positive number of tokens or 'auto', got {value!r}")
+    return Request(value, source)
+
+
+def from_environment(environ: Mapping[str, str]) -> Request | None:
+    """The request of the environment variable, for programs that build SGLang's arguments themselves; None if unset.
+
+    Raises:
+        BlockSizeError: it is set to something that is no block size.
+    """
+    text = environ.get(ENVIRONMENT, "")
+    return parse(text, ENVIRONMENT) if text else None
+
+
+def page_size_for(request: Request, page_size: int | None) -> int | None:
+    """The page size in tokens to start from: the user's own (None: SGLang's default) or one that the blocks need.
+
+    CUDA's default page is one token, which no block but B = 1 divides; so an unset page size follows the block size.
+
+    >>> page_size_for(Request(16, "flag"), None), page_size_for(Request("auto", "flag"), None)
+    (16, 64)
+    """
+    if page_size is not None or not request.wants_blocks:
+        return page_size
+    return AUTO_PAGE_SIZE if request.value == AUTO else request.value
+
+
+def block_size_for(request: Request, page_size: int) -> int:
+    """The block size in tokens for the page size that SGLang finally runs with.
+
+    Raises:
+        BlockSizeError: ``auto`` with pages of one token, which would silently be token round-robin.
+    """
+    if request.value != AUTO:
+        return request.value
+    if page_size == 1:
+        raise BlockSizeError(
+            f"{request.source} auto: expected a page size above 1, got --page-size 1. Leave --page-size unset "
+            f"(it becomes {AUTO_PAGE_SIZE}), or pass the page size you want."
+        )
+    return page_size

@@ -1,0 +1,1 @@
+"""Decode context parallelism in blocks: the layout, and the planners that stand on it."""

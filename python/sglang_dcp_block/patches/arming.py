@@ -1,0 +1,123 @@
+"""When and where patch points are armed: hooks on SGLang's start-up, in each of its processes.
+
+SGLang publishes its configuration once in every process, with the process's role.  Where blocks were asked for, that is
+the moment to arm: schedulers get the KV patch points, the launcher and the data-parallel controller get the checks that
+all schedulers agree.  Without blocks, nothing is armed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_dcp_block.dcp.layout import DcpLayout
+from sglang_dcp_block.patches import active, agreement, register
+from sglang_dcp_block.patches.agreement import REPORT_KEY, Report
+from sglang_dcp_block.patches.flag import block_size_of
+
+logger = logging.getLogger(__name__)
+
+
+def arm_process(result: Any, server_args: Any, *, role: str, **_: Any) -> None:
+    """AFTER ``runtime_context.publish``: arm this process for its role, if blocks were asked for.
+
+    Raises:
+        PatchError: SGLang is not the one the patch points were written for; the process ends with it.
+    """
+    block_size = block_size_of(server_args)
+    if block_size == 1:
+        return
+    from sglang_dcp_block.patches.points import core_points
+    from sglang_dcp_block.patches.startup_points import CONTROLLER_POINTS, LAUNCHER_POINTS
+
+    if role == "scheduler":
+        active.activate(DcpLayout(_dcp_size(server_args), block_size))
+        register.arm(core_points())
+        logger.info("DCP blocks of %d tokens: %d patch points armed.", block_size, len(core_points()))
+    elif role == "tokenizer":
+        register.arm(LAUNCHER_POINTS)
+    elif role == "dp_controller":
+        register.arm(CONTROLLER_POINTS)
+
+
+def report_layout(result: dict[str, Any], scheduler: Any) -> dict[str, Any]:
+    """AFTER ``Scheduler.get_init_info``: last checks of this rank, and its report.
+
+    Raises:
+        BlockSizeError: the loaded model has a layer that blocks cannot serve.
+        DisagreementError: with several nodes, some rank is armed otherwise or not at all.
+    """
+    from sglang.srt.runtime_context import get_parallel
+
+    from sglang_dcp_block.patches.model_check import require_full_attention
+    from sglang_dcp_block.patches.points import core_points
+
+    require_full_attention(scheduler.tp_worker.model_runner.model)
+    register.verify(core_points())
+    layout, allocator = active.layout(), scheduler.token_to_kv_pool_allocator
+    report = Report(
+        block_size=layout.block_size,
+        dcp_size=layout.dcp_size,
+        page_size=allocator.page_size // layout.dcp_size,
+        digest=register.digest(core_points(), layout.block_size),
+        capacity_tokens=allocator.size,
+        rows_per_rank=allocator.size // layout.dcp_size,
+    )
+    parallel = get_parallel()
+    if parallel.nnodes > 1:
+        from torch.distributed import distributed_c10d
+
+        store = distributed_c10d._get_default_store()
+        rank, world_size = distributed_c10d.get_rank(), distributed_c10d.get_world_size()
+        agreement.require_world_agreement(store, rank, world_size, report.digest)
+    logger.info(
+        "KV in blocks of %d tokens over %d DCP ranks, page size %d: %d tokens, %d rows on each rank.",
+        report.block_size, report.dcp_size, report.page_size, report.capacity_tokens, report.rows_per_rank,
+    )  # fmt: skip
+    return {**result, "dcp_block_size": report.block_size, REPORT_KEY: report.as_info()}
+
+
+def require_ranks_agree(result: list[dict[str, Any]], readers: Sequence[Any], processes: Sequence[Any]) -> None:
+    """AFTER ``_wait_for_scheduler_ready`` in the launcher: all schedulers of this node, or none.
+
+    Raises:
+        DisagreementError: after ending the schedulers that were started.
+    """
+    from sglang.srt.runtime_context import get_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    from sglang_dcp_block.patches.points import core_points
+
+    server_args = get_server_args()
+    block_size = block_size_of(server_args)
+    try:
+        agreement.require_agreement(
+            result, block_size, register.digest(core_points(), block_size), _schedulers_on_node(server_args)
+        )
+    except agreement.DisagreementError:
+        for process in processes:
+            kill_process_tree(process.pid)
+        raise
+
+
+def merge_controller_reports(result: dict[str, Any], controller: Any) -> dict[str, Any]:
+    """AFTER ``DataParallelController.get_init_info``: one report for the schedulers behind this controller."""
+    merged = agreement.merged_report(controller._scheduler_init_infos)
+    return {**result, "dcp_block_size": merged["block_size"], REPORT_KEY: merged}
+
+
+def _dcp_size(server_args: Any) -> int:
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    return int(resolving_view(server_args).dcp_size)
+
+
+def _schedulers_on_node(server_args: Any) -> int:
+    from sglang.srt.arg_groups.overrides import resolving_view
+    from sglang.srt.server_args import compute_world_size
+
+    cfg = resolving_view(server_args)
+    return compute_world_size(dp_size=cfg.dp_size, tp_size=cfg.tp_size, pp_size=cfg.pp_size) // int(cfg.nnodes)
+
+

@@ -1,0 +1,195 @@
+"""How a block size gets in: the command line flag, the Engine keyword, the environment variable; and its resolution.
+
+The request rides on SGLang's ``ServerArgs`` record as an underscore attribute, which the record keeps through pickling to
+every scheduler process.  Resolution happens inside SGLang's own pipeline, at steps that plugins may wrap
+(``register_resolution_hook``), so the page size and the attention backend are declared the way SGLang's defaults are, and
+the block size is final before any process is spawned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sglang_dcp_block import config
+from sglang_dcp_block.config import BlockSizeError, Request
+from sglang_dcp_block.patches import register
+from sglang_dcp_block.patches.facts import attention_is_mla, facts_of
+from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, require_supported
+
+logger = logging.getLogger(__name__)
+
+_REQUEST = "_dcp_block_request"  # (value, source), as asked for
+_RESOLVED = "_dcp_block_size"  # tokens, final; read by every process
+
+Step = Callable[[Any], None]
+
+
+def request_of(server_args: Any) -> Request | None:
+    """What was asked for on this record: flag or keyword first, else the environment variable."""
+    asked = getattr(server_args, _REQUEST, None)
+    return Request(*asked) if asked else config.from_environment(os.environ)
+
+
+def block_size_of(server_args: Any) -> int:
+    """The resolved block size in tokens; 1 (SGLang's token round-robin) where none was asked for.
+
+    Raises:
+        BlockSizeError: blocks were asked for and never resolved (SGLang skips resolution for dummy models).
+    """
+    resolved = getattr(server_args, _RESOLVED, None)
+    if resolved is None:
+        request = request_of(server_args)
+        if request is not None and request.wants_blocks:
+            raise BlockSizeError(
+                f"{request.source} {request.value}: expected a record that SGLang resolved with the plugin loaded, got "
+                "one without a block size. Pass a real --model-path, and call load_plugins() before resolve_once()."
+            )
+        return 1
+    return int(resolved)
+
+
+# --- the ways in ---------------------------------------------------------------------------------------------------
+
+
+class _BlockSizeAction(argparse.Action):
+    """Parses the flag; refuses it where the hook that would carry it to the schedulers is missing."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            request = config.parse(values, option_string or config.FLAG)
+            register.verify(light_points())
+        except (BlockSizeError, register.PatchError) as error:
+            raise argparse.ArgumentError(self, str(error)) from error
+        setattr(namespace, self.dest, request)
+
+
+def add_flag(result: None, parser: argparse.ArgumentParser) -> None:
+    """AFTER ``ServerArgs.add_cli_args``."""
+    parser.add_argument(
+        config.FLAG,
+        config.ALIAS,
+        dest=config.KEYWORD,
+        action=_BlockSizeAction,
+        metavar="N|auto",
+        default=None,
+        help=config.HELP,
+    )
+
+
+def carry_flag(result: Any, cls: type, namespace: argparse.Namespace) -> None:
+    """AFTER ``ServerArgs.from_cli_args``: put the parsed request on the record."""
+    _attach(result, getattr(namespace, config.KEYWORD, None))
+
+
+def install_engine_keyword() -> None:
+    """Let ``Engine(dcp_block_size=...)`` through: SGLang builds the record by calling ``Engine.server_args_class``.
+
+    SGLang's child processes build no Engine and are spared the import.
+    """
+    if "sglang.srt.entrypoints.engine" not in sys.modules and multiprocessing.parent_process() is not None:
+        return
+    from sglang.srt.entrypoints.engine import Engine
+
+    build = Engine.server_args_class
+
+    def server_args_with_block_size(**kwargs: Any) -> Any:
+        value = kwargs.pop(config.KEYWORD, None)
+        record = build(**kwargs)
+        if value is not None:
+            register.verify(light_points())
+            _attach(record, config.parse(value, f"Engine({config.KEYWORD}=...)"))
+        return record
+
+    Engine.server_args_class = staticmethod(server_args_with_block_size)
+
+
+def _attach(record: Any, request: Request | None) -> None:
+    if request is not None:
+        setattr(record, _REQUEST, (request.value, request.source))
+
+
+# --- resolution ----------------------------------------------------------------------------------------------------
+
+
+def install_resolution() -> None:
+    """Wrap the three steps of SGLang's argument resolution that the block size takes part in."""
+    from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+
+    register_resolution_hook("handle_decode_context_parallelism")(_choose_page_size)
+    register_resolution_hook("handle_attention_backend_compatibility")(_choose_backend)
+    register_resolution_hook("handle_model_capability_adjustments")(_finish)
+
+
+def _choose_page_size(server_args: Any, previous: Step) -> None:
+    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+
+    previous(server_args)
+    request = request_of(server_args)
+    if request is None or not request.wants_blocks:
+        return
+    register.verify(light_points())
+    asked = resolving_view(server_args).page_size
+    chosen = config.page_size_for(request, asked)
+    if chosen != asked:
+        logger.warning("%s %s: --page-size is unset, taking %d tokens.", request.source, request.value, chosen)
+        declare_resolution(server_args, "sglang_dcp_block", page_size=chosen)
+
+
+def _choose_backend(server_args: Any, previous: Step) -> None:
+    from sglang.srt.arg_groups.model_override_base import (
+        get_default_attn_backend,
+        is_attention_backend_not_set,
+        model_config_of,
+    )
+    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+
+    request = request_of(server_args)
+    if request is not None and request.wants_blocks and is_attention_backend_not_set(resolving_view(server_args)):
+        is_mla = attention_is_mla(server_args)
+        usable = MLA_BACKENDS if is_mla else GQA_BACKENDS
+        default = get_default_attn_backend(server_args, is_mla, model_config_of(server_args))
+        if usable and default not in usable:
+            logger.warning(
+                "%s %s: --attention-backend is unset and SGLang's default here, %s, cannot read blocks; taking %s.",
+                request.source, request.value, default, usable[0],
+            )  # fmt: skip
+            declare_resolution(server_args, "sglang_dcp_block", attention_backend=usable[0])
+    previous(server_args)
+
+
+def _finish(server_args: Any, previous: Step) -> None:
+    """Everything else is resolved: fix the block size, refuse what does not fit, and check upstream's source."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    from sglang_dcp_block.patches.points import core_points
+
+    previous(server_args)
+    request = request_of(server_args)
+    if request is None:
+        return
+    block_size = config.block_size_for(request, resolving_view(server_args).page_size) if request.wants_blocks else 1
+    if block_size > 1:
+        require_supported(facts_of(server_args, block_size))
+        register.check(core_points())
+        if request.value != block_size:
+            logger.warning("%s %s resolves to blocks of %d tokens.", request.source, request.value, block_size)
+    setattr(server_args, _RESOLVED, block_size)
+
+
+def light_points() -> tuple[register.PatchPoint, ...]:
+    """The patch points of the flag itself; imported late because their list imports this module."""
+    from sglang_dcp_block.patches.startup_points import LIGHT_POINTS
+
+    return LIGHT_POINTS

@@ -1,0 +1,219 @@
+"""What blocks can be combined with.  Each refusal is a rule over plain :class:`Facts`; the docs' table is made from them.
+
+A combination nobody has tested is refused at start, with what was found and what to change: wrong tokens are never an
+acceptable way to learn that two features do not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sglang_dcp_block.config import FLAG, BlockSizeError
+
+# Attention backends whose DCP path understands blocks, by the kind of attention.
+GQA_BACKENDS = ("triton",)
+MLA_BACKENDS: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A server's resolved configuration, as far as the rules ask."""
+
+    block_size: int  # tokens
+    page_size: int  # tokens, physical, per rank
+    dcp_size: int
+    tp_size: int  # the TP group that attention runs in
+    platform: str  # "cuda", "cpu", "rocm", ...
+    is_mla: bool
+    num_attention_heads: int  # of the whole model
+    num_kv_heads: int  # of the whole model
+    prefill_backend: str = "triton"
+    decode_backend: str = "triton"
+    kv_cache_dtype: str = "auto"
+    pp_size: int = 1
+    speculative_algorithm: str | None = None
+    disaggregation_mode: str = "null"
+    transfer_backend: str = ""
+    is_dsa: bool = False
+    has_sliding_window: bool = False
+    has_attention_sinks: bool = False
+    is_hybrid_linear: bool = False
+    is_encoder_decoder: bool = False
+    unified_memory: bool = False
+    hierarchical_cache: bool = False
+    decode_kv_offload: bool = False
+    two_batch_overlap: bool = False
+    diffusion_llm: bool = False
+    kv_cache_sharding: bool = False
+    prefill_context_parallel: bool = False
+    hisparse: bool = False
+    lmcache: bool = False
+    pd_multiplexing: bool = False
+    ray: bool = False
+    rust_server: bool = False
+    elastic_ep: bool = False
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Backends that the model's kind of attention may use with blocks."""
+        return MLA_BACKENDS if self.is_mla else GQA_BACKENDS
+
+    @property
+    def kv_head_groups(self) -> int:
+        """Over how many DCP groups the KV heads are dealt: tp_size // dcp_size."""
+        return max(1, self.tp_size // self.dcp_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One combination that is refused."""
+
+    feature: str  # how the docs name it
+    got: Callable[[Facts], str | None]  # what was found that is refused, or None
+    expected: str
+    advice: str
+
+
+def _is(flag: str, text: str) -> Callable[[Facts], str | None]:
+    return lambda facts: text if getattr(facts, flag) else None
+
+
+def _unsupported_backend(facts: Facts) -> str | None:
+    wrong = [b for b in dict.fromkeys((facts.prefill_backend, facts.decode_backend)) if b not in facts.backends]
+    return f"attention backend {' and '.join(wrong)}" if wrong else None
+
+
+def _mixed_kv_heads(facts: Facts) -> str | None:
+    """Every rank of a DCP group must hold the same KV heads, and its query heads must fall into whole ones of them."""
+    if facts.is_mla:
+        return None
+    held = max(1, facts.num_kv_heads // facts.kv_head_groups)
+    alone = max(1, facts.num_kv_heads // facts.tp_size)
+    return None if held == alone else f"{facts.num_kv_heads} KV heads at --tp-size {facts.tp_size}"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "DCP off",
+        lambda f: f"--dcp-size {f.dcp_size}" if f.dcp_size == 1 else None,
+        "--dcp-size above 1: blocks are dealt over DCP ranks",
+        f"Pass --dcp-size (8 with --tp 8, say), or leave {FLAG} out.",
+    ),
+    Rule(
+        "block size that does not divide the page size",
+        lambda f: f"block size {f.block_size} with page size {f.page_size}" if f.page_size % f.block_size else None,
+        "a block size that divides the page size",
+        f"Pass a --page-size that is a multiple of the block size, or {FLAG} auto.",
+    ),
+    Rule(
+        "platforms other than CUDA",
+        lambda f: f"platform {f.platform}" if f.platform not in ("cuda", "cpu") else None,
+        "NVIDIA CUDA (or the CPU environment of sglang_dcp_block.cpu)",
+        f"Leave {FLAG} out on this platform.",
+    ),
+    Rule(
+        "attention backends without a block path",
+        _unsupported_backend,
+        f"{' or '.join(GQA_BACKENDS)} for GQA and MHA models",
+        "Pass --attention-backend triton, or leave the backends unset.",
+    ),
+    Rule(
+        "MLA models",
+        _is("is_mla", "a model with MLA"),
+        "a GQA or MHA model",
+        f"Leave {FLAG} out for MLA models: not supported by this version.",
+    ),
+    Rule(
+        "attention TP that dcp_size does not divide",
+        lambda f: f"--dcp-size {f.dcp_size} in a TP group of {f.tp_size}" if f.tp_size % f.dcp_size else None,
+        "a --dcp-size that divides the TP size",
+        "Change --tp-size or --dcp-size.",
+    ),
+    Rule(
+        "query heads that dcp_size does not divide",
+        lambda f: (
+            f"{f.num_attention_heads} query heads at --tp-size {f.tp_size}" if f.num_attention_heads % f.tp_size else None
+        ),
+        "the same whole number of query heads on every rank",
+        "Choose a --tp-size that divides the head count.",
+    ),
+    Rule(
+        "KV heads split inside a DCP group",
+        _mixed_kv_heads,
+        "at most tp_size / dcp_size KV heads, so that all ranks of a DCP group hold the same ones",
+        "Use a smaller --dcp-size or a larger --tp-size.",
+    ),
+    Rule("sliding window attention", _is("has_sliding_window", "a model with sliding window layers"),
+         "full attention in every layer", f"Leave {FLAG} out for this model."),
+    Rule("attention sinks", _is("has_attention_sinks", "a model with attention sinks"),
+         "attention without sinks", f"Leave {FLAG} out for this model."),
+    Rule("hybrid linear attention", _is("is_hybrid_linear", "a model with linear attention layers"),
+         "softmax attention in every layer", f"Leave {FLAG} out for this model."),
+    Rule("encoder-decoder models", _is("is_encoder_decoder", "an encoder-decoder model"),
+         "a decoder-only model", f"Leave {FLAG} out for this model."),
+    Rule("DeepSeek sparse attention (DSA)", _is("is_dsa", "a model with DSA"),
+         "dense attention", f"Leave {FLAG} out for this model."),
+    Rule("diffusion LLMs", _is("diffusion_llm", "--dllm-algorithm"),
+         "an autoregressive model", f"Leave {FLAG} out for this model."),
+    Rule(
+        "speculative decoding",
+        lambda f: f"--speculative-algorithm {f.speculative_algorithm}" if f.speculative_algorithm else None,
+        "no speculative decoding",
+        "Leave --speculative-algorithm out.",
+    ),
+    Rule(
+        "FP4 KV cache",
+        lambda f: f"--kv-cache-dtype {f.kv_cache_dtype}" if "fp4" in f.kv_cache_dtype else None,
+        "a KV cache of 8 or 16 bits",
+        "Pass --kv-cache-dtype auto or fp8_e4m3.",
+    ),
+    Rule("pipeline parallelism", lambda f: f"--pp-size {f.pp_size}" if f.pp_size > 1 else None,
+         "--pp-size 1", "Use tensor parallelism alone."),
+    Rule("two-batch overlap", _is("two_batch_overlap", "--enable-two-batch-overlap"),
+         "no two-batch overlap", "Leave the flag out."),
+    Rule("unified memory pool", _is("unified_memory", "--enable-unified-memory"),
+         "the static KV pool", "Leave the flag out."),
+    Rule("HiCache", _is("hierarchical_cache", "--enable-hierarchical-cache"),
+         "KV on the GPU alone", "Leave the flag out: HiCache keys do not carry the layout yet."),
+    Rule("decode KV offload", _is("decode_kv_offload", "--disaggregation-decode-enable-offload-kvcache"),
+         "no decode KV offload", "Leave the flag out."),
+    Rule("LMCache", _is("lmcache", "--enable-lmcache"), "SGLang's own radix cache", "Leave the flag out."),
+    Rule("HiSparse", _is("hisparse", "--enable-hisparse"), "no HiSparse", "Leave the flag out."),
+    Rule("KV cache sharding", _is("kv_cache_sharding", "--enable-kv-cache-sharding"),
+         "DCP as the only way of splitting the KV cache", "Leave the flag out."),
+    Rule("prefill context parallelism", _is("prefill_context_parallel", "--enable-prefill-cp or --attn-cp-size above 1"),
+         "no prefill context parallelism", "Leave the flag out."),
+    Rule("PD multiplexing", _is("pd_multiplexing", "--enable-pdmux"), "no PD multiplexing", "Leave the flag out."),
+    Rule(
+        "prefill/decode disaggregation",
+        lambda f: f"--disaggregation-mode {f.disaggregation_mode}" if f.disaggregation_mode != "null" else None,
+        "a server that prefills and decodes",
+        f"Leave {FLAG} out on this server: not supported by this version.",
+    ),
+    Rule("Ray", _is("ray", "--use-ray"), "schedulers started by SGLang itself", "Leave --use-ray out."),
+    Rule("the Rust server", _is("rust_server", "SGLANG_RUST_SERVER"), "the Python HTTP server", "Unset the variable."),
+    Rule("elastic expert parallelism", _is("elastic_ep", "--elastic-ep-backend"),
+         "a fixed set of ranks", "Leave the flag out."),
+)  # fmt: skip
+
+
+def refusals(facts: Facts) -> list[str]:
+    """One line for each rule that refuses ``facts``: expected, got, what to do."""
+    lines = []
+    for rule in RULES:
+        got = rule.got(facts)
+        if got is not None:
+            lines.append(f"{rule.feature}: expected {rule.expected}, got {got}. {rule.advice}")
+    return lines
+
+
+def require_supported(facts: Facts) -> None:
+    """Refuse ``facts`` if any rule does.
+
+    Raises:
+        BlockSizeError: naming every refused combination at once.
+    """
+    lines = refusals(facts)
+    if lines:
+        raise BlockSizeError(f"{FLAG} {facts.block_size} cannot be used here:\n  " + "\n  ".join(lines))

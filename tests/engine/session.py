@@ -1,0 +1,152 @@
+"""A running engine under test, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HERE = Path(__file__).parent
+LAB = HERE.parent / "lab"
+
+
+class EngineFailed(AssertionError):
+    """The engine refused to start, died, answered with an error or not in time."""
+
+
+@dataclass
+class Completion:
+    """One request's result."""
+
+    ids: list[int]
+    logprobs: list[float]
+    cached: int
+    retracted: int | None = None
+    finish: Any = None
+
+
+@dataclass
+class EngineSession:
+    """Starts on construction; ``with`` ends it. ``lab`` lets tests steer and inspect the schedulers."""
+
+    kwargs: dict[str, Any]
+    folder: Path
+    ranks: int
+    environ: dict[str, str] = field(default_factory=dict)
+    lab: bool = True
+    mutants: bool = False
+    start_timeout: float = 420.0
+    answer_timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        from sglang_dcp_block.cpu.environment import cpu_environment
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        env = {**os.environ, **self.environ}
+        if self.lab:
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LAB), env.get("PYTHONPATH", "")]))
+            env["DCP_BLOCK_LAB"] = str(self.folder)
+            if "SGLANG_PLUGINS" in env:
+                env["SGLANG_PLUGINS"] += ",dcp_block_lab"
+            if self.mutants:
+                env["DCP_BLOCK_LAB_MUTANTS"] = "1"
+        env.update(cpu_environment(self.ranks, env))
+        self.log = self.folder / "engine.log"
+        reader, writer = os.pipe()
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "worker.py"), json.dumps(self.kwargs), str(writer)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[writer],
+                env=env,
+                start_new_session=True,
+                text=True,
+            )
+        os.close(writer)
+        self.answers = os.fdopen(reader, "r")
+        try:
+            self.start_seconds = self._answer(self.start_timeout)["seconds"]
+        except BaseException:
+            self.close()
+            raise
+
+    # -- commands -------------------------------------------------------------------------------------------------
+
+    def generate(self, prompts: list[list[int]], max_new_tokens: int = 8, **sampling: Any) -> list[Completion]:
+        """Greedy completions of a batch of token lists, sent together."""
+        params = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True, **sampling}
+        return [Completion(**r) for r in self._do("generate", input_ids=prompts, sampling_params=params)]
+
+    def flush(self, **order: Any) -> list[dict[str, Any]]:
+        """Empty the cache; returns each scheduler's state just before it, after carrying out ``order``."""
+        import torch
+
+        for old in self.folder.glob("state.*.pt"):
+            old.unlink()
+        (self.folder / "order.json").write_text(json.dumps(order))
+        assert self._do("flush"), "the engine did not flush: a request still runs"
+        deadline = time.monotonic() + 60
+        while len(files := sorted(self.folder.glob("state.*.pt"))) < self.ranks:
+            if time.monotonic() > deadline:
+                raise EngineFailed(f"{len(files)} of {self.ranks} schedulers wrote their state")
+            time.sleep(0.02)
+        return [torch.load(file, weights_only=False) for file in files]
+
+    def info(self, *keys: str) -> dict[str, Any]:
+        """Fields of the server info."""
+        return self._do("info", keys=list(keys))
+
+    def _do(self, name: str, **fields: Any) -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": name, **fields}) + "\n")
+        self.process.stdin.flush()
+        return self._answer(self.answer_timeout)["result"]
+
+    def _answer(self, timeout: float) -> dict[str, Any]:
+        ready, _, _ = select.select([self.answers], [], [], timeout)
+        line = self.answers.readline() if ready else ""
+        if not line:
+            what = "ended" if ready else f"gave no answer in {timeout:.0f} s"
+            raise EngineFailed(f"the engine {what}\n{self.tail()}")
+        fields: dict[str, Any] = json.loads(line)
+        if "error" in fields:
+            raise EngineFailed(f"{fields['error']}\n{self.tail()}")
+        return fields
+
+    def tail(self, lines: int = 60) -> str:
+        """The end of the engine's log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    # -- end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the engine and everything it started."""
+        family = []
+        if self.process.poll() is None:
+            family = psutil.Process(self.process.pid).children(recursive=True)
+            try:
+                self.process.communicate(timeout=20)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+        for process in family:
+            if process.is_running():
+                process.kill()
+        self.answers.close()
+
+    def __enter__(self) -> EngineSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,36 @@
+"""Faults put into the armed plugin on purpose: the suite must see each of them."""
+
+from __future__ import annotations
+
+current: str | None = None  # "off:<last part of a target>", "door:<fault>", or None
+
+
+def install() -> None:
+    """Make every patch point and the write door switchable; before anything is armed."""
+    from dcp_block_lab.plugin import switchable
+    from sglang_dcp_block.patches import points, write_door
+
+    points.KV_POINTS = tuple(switchable(p, is_off) for p in points.KV_POINTS)
+    write_door.place_slots = faulty_door(write_door.place_slots)
+
+
+def is_off(target: str) -> bool:
+    return current == f"off:{target.rpartition('.')[2]}"
+
+
+def faulty_door(place_slots):
+    import torch
+
+    def door(slots, layout):
+        size = layout.dcp_size
+        placed = place_slots(slots, layout)
+        row, owner = placed // size, placed % size
+        if current == "door:off":
+            return slots
+        if current == "door:owner+1":
+            return row * size + torch.where(slots == 0, owner, (owner + 1) % size)
+        if current == "door:rows-swapped":
+            return torch.where(slots == 0, row, row ^ 1) * size + owner
+        return placed
+
+    return door

@@ -1,0 +1,107 @@
+"""Entry point of the lab; see the package's docstring."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import torch
+
+FOLDER = "DCP_BLOCK_LAB"
+
+recording = False  # whether finished requests are kept for the next flush
+released: list[dict] = []
+
+
+def register() -> None:
+    if FOLDER not in os.environ:
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.flush_cache", on_flush, HookType.AROUND)
+    HookRegistry.register("sglang.srt.mem_cache.common.release_kv_cache", on_release, HookType.BEFORE)
+    if os.environ.get("DCP_BLOCK_LAB_MUTANTS"):
+        from dcp_block_lab import mutants
+
+        mutants.install()
+
+
+def on_flush(original, scheduler, *args, **kwargs):
+    folder = Path(os.environ[FOLDER])
+    order = json.loads((folder / "order.json").read_text()) if (folder / "order.json").exists() else {}
+    before = snapshot(scheduler)
+    result = original(scheduler, *args, **kwargs)
+    before["free_pages_after"] = sorted(scheduler.token_to_kv_pool_allocator.get_all_free_pages().tolist())
+    before["flushed"] = bool(getattr(result, "success", result))
+    if order:
+        obey(order)
+    target = folder / f"state.{torch.distributed.get_rank()}.pt"
+    torch.save(before, target.with_suffix(".part"))
+    target.with_suffix(".part").rename(target)
+    return result
+
+
+def obey(order: dict) -> None:
+    global recording
+    recording = bool(order.get("record"))
+    if "block_size" in order:
+        from sglang_dcp_block.dcp.layout import DcpLayout
+        from sglang_dcp_block.patches import active
+
+        active.activate(DcpLayout(active.layout().dcp_size, order["block_size"]))
+    if "mutant" in order:
+        from dcp_block_lab import mutants
+
+        mutants.current = order["mutant"]
+
+
+def snapshot(scheduler) -> dict:
+    """What this scheduler's memory holds, as plain data and tensors."""
+    from sglang.srt.runtime_context import get_parallel
+
+    allocator, parallel = scheduler.token_to_kv_pool_allocator, get_parallel()
+    state = {
+        "dcp_rank": parallel.attn_dcp_rank,
+        "dcp_size": parallel.attn_dcp_size,
+        "virtual_page": allocator.page_size,
+        "num_pages": allocator.size // allocator.page_size,
+        "free_pages": sorted(allocator.get_all_free_pages().tolist()),
+        "released": list(released),
+    }
+    released.clear()
+    return state
+
+
+def on_release(req, tree_cache, *args, **kwargs) -> None:
+    """BEFORE a finished request's rows go back: keep its tokens, its slots, and a copy of this rank's pool."""
+    if not recording or not req.kv.holds_kv:
+        return
+    length = req.owned_kv_len()
+    slots = tree_cache.req_to_token_pool.req_to_token[req.kv.req_pool_idx, :length]
+    pool = tree_cache.token_to_kv_pool_allocator.get_kvcache()
+    buffers = getattr(pool, "k_buffer", None) or pool.kv_buffer
+    released.append(
+        {
+            "tokens": [int(t) for t in [*req.origin_input_ids, *req.output_ids][:length]],
+            "slots": slots.tolist(),
+            "k": [buffer.clone() for buffer in buffers],
+        }
+    )
+
+
+def switchable(point, is_off):
+    """The same patch point with a hook that can be switched off while the engine runs."""
+    from sglang_dcp_block.patches.register import Kind
+
+    if point.kind not in (Kind.AROUND, Kind.REPLACE):
+        return point
+    hook, replaces = point.hook, point.kind is Kind.REPLACE
+
+    def switched(original, *args, **kwargs):
+        if is_off(point.target):
+            return original(*args, **kwargs)
+        return hook(*args, **kwargs) if replaces else hook(original, *args, **kwargs)
+
+    return dataclasses.replace(point, kind=Kind.AROUND, hook=switched)
