@@ -85,12 +85,14 @@ def _unsupported_backend(facts: Facts) -> str | None:
 
 
 def _mixed_kv_heads(facts: Facts) -> str | None:
-    """Every rank of a DCP group must hold the same KV heads, and its query heads must fall into whole ones of them."""
-    if facts.is_mla:
+    """Every rank of a DCP group must hold the same KV head.
+
+    SGLang gives rank r of n the KV head r * num_kv_heads // n, and DCP groups are runs of neighbouring ranks; so no head
+    begins inside a group exactly where the heads divide the groups.
+    """
+    if facts.is_mla or facts.dcp_size == 1 or facts.kv_head_groups % facts.num_kv_heads == 0:
         return None
-    held = max(1, facts.num_kv_heads // facts.kv_head_groups)
-    alone = max(1, facts.num_kv_heads // facts.tp_size)
-    return None if held == alone else f"{facts.num_kv_heads} KV heads at --tp-size {facts.tp_size}"
+    return f"{facts.num_kv_heads} KV heads at --tp-size {facts.tp_size}, --dcp-size {facts.dcp_size}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -141,7 +143,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "KV heads split inside a DCP group",
         _mixed_kv_heads,
-        "at most tp_size / dcp_size KV heads, so that all ranks of a DCP group hold the same ones",
+        "a number of KV heads that divides tp_size / dcp_size, so that all ranks of a DCP group hold the same head",
         "Use a smaller --dcp-size or a larger --tp-size.",
     ),
     Rule("sliding window attention", _is("has_sliding_window", "a model with sliding window layers"),

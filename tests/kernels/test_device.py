@@ -6,7 +6,6 @@ import reference
 import torch
 import triton
 import triton.language as tl
-
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.kernels import device
 
@@ -47,7 +46,7 @@ def of_layout(ids: torch.Tensor, rank: int, layout: DcpLayout) -> torch.Tensor:
 @pytest.mark.parametrize(("P", "B"), batches.SIZES)
 def test_small_ids_equal_the_layout(P: int, B: int, dtype: torch.dtype) -> None:
     ids = torch.arange(NUM_IDS, dtype=dtype)
-    for rank in range(P):
+    for rank in batches.some_ranks(P):
         assert torch.equal(on_device(ids, rank, P, B), of_layout(ids, rank, DcpLayout(P, B)))
 
 

@@ -1,10 +1,9 @@
-"""place_slots: kernel, torch twin and oracle agree bit by bit; upstream's ``% P`` and ``// P`` then find owner and row."""
+"""place_slots: kernel, torch twin and oracle agree bit by bit; ``% P`` and ``// P`` then find owner and row."""
 
 import batches
 import pytest
 import torch
 from batches import SENTINEL, TILE
-
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.kernels.place_slots import place_slots, place_slots_torch
 
@@ -93,7 +92,12 @@ def test_identity_without_blocks(P: int, B: int) -> None:
         (torch.zeros(3), None, TypeError, "slots: expected int32 or int64, got torch.float32"),
         (torch.zeros(3, 1, dtype=torch.int64), None, ValueError, r"slots: expected 1 dimension, got shape \(3, 1\)"),
         (torch.arange(3), torch.empty(3, dtype=torch.int32), TypeError, "out: expected the slots' dtype torch.int64"),
-        (torch.arange(3), torch.empty(4, dtype=torch.int64), ValueError, r"out: expected shape \(3,\) on cpu, got \(4,"),
+        (
+            torch.arange(3),
+            torch.empty(4, dtype=torch.int64),
+            ValueError,
+            r"out: expected shape \(3,\) on cpu, got \(4,",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(place, slots, out, error, message) -> None:

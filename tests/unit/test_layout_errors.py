@@ -57,7 +57,9 @@ def test_rank_is_an_int_in_range(call: str, bad: Any) -> None:
 def test_numpy_rank_is_taken() -> None:
     assert LAYOUT.local_len(24, np.int64(1)) == 8
     assert LAYOUT.position(np.int32(1), 4) == 20
-    assert LAYOUT.runs(0, 24, np.int64(1))[2].tolist() == [4, 4]
+    assert LAYOUT.runs(np.int64(0), np.int32(24), np.int64(1))[2].tolist() == [4, 4]
+    far = DcpLayout(4, 2**30).position(np.int32(3), 0)
+    assert (type(far), far) == (int, 3 * 2**30)
 
 
 NOT_IDS = [

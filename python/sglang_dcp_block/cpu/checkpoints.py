@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from typing import Any, Literal
 Kind = Literal["gqa", "mla"]
 
 MARKER = "sglang-dcp-block.json"
-"""File that says what a checkpoint was made of; written last."""
+"""File that says what a checkpoint was made of: "unfinished" while it is being written."""
 
 WEIGHTS = "model.safetensors"
 RECIPE = 1  # raise when the same configuration starts to give other weights
@@ -217,11 +216,9 @@ def write_tiny(kind: Kind, folder: Path, *, seed: int = 1, **overrides: Any) -> 
         return torch.randn(shape, generator=generator) * scale
 
     folder.mkdir(parents=True, exist_ok=True)
-    marker.unlink(missing_ok=True)
+    marker.write_text(json.dumps({"sha256": "unfinished"}) + "\n")
     tensors = {name: draw(name, shape) for name, shape in weight_shapes(config).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    unfinished = folder / (MARKER + ".part")
-    unfinished.write_text(json.dumps({"sha256": digest, **description}, indent=1) + "\n")
-    os.replace(unfinished, marker)
+    marker.write_text(json.dumps({"sha256": digest, **description}, indent=1) + "\n")
     return folder

@@ -152,7 +152,6 @@ def rope_factors(theta: float) -> list[float]:
 
 def _merge_kv_heads(weights: dict[str, torch.Tensor], prefix: str) -> None:
     """Rewrite one layer's attention to one KV head, in place."""
-    import torch
 
     def heads(weight: torch.Tensor) -> torch.Tensor:
         return weight.view(-1, WIDTH, weight.shape[1])  # [heads, WIDTH, hidden]
@@ -160,8 +159,8 @@ def _merge_kv_heads(weights: dict[str, torch.Tensor], prefix: str) -> None:
     q, k, v = (heads(weights[f"{prefix}{name}_proj.weight"]) for name in "qkv")
     o = heads(weights[f"{prefix}o_proj.weight"].T)
     hidden = q.shape[2]
-    new_k, new_v = torch.zeros(NEW_WIDTH, hidden), torch.zeros(NEW_WIDTH, hidden)
-    new_q, new_o = torch.zeros(NEW_HEADS, NEW_WIDTH, hidden), torch.zeros(NEW_HEADS, NEW_WIDTH, hidden)
+    new_k, new_v = k.new_zeros(NEW_WIDTH, hidden), v.new_zeros(NEW_WIDTH, hidden)
+    new_q, new_o = q.new_zeros(NEW_HEADS, NEW_WIDTH, hidden), o.new_zeros(NEW_HEADS, NEW_WIDTH, hidden)
     for block in range(KV_HEADS):
         new_k[rope_columns(block)] = k[block]
         new_v[block * WIDTH : (block + 1) * WIDTH] = v[block]

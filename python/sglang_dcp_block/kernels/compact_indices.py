@@ -4,10 +4,12 @@
                    ^ kv_indptr[0]                       ^ kv_indptr[1]
     out          [ this rank's of request 0 | ... ]                                    in the same order
                    ^ local_indptr[0]          ^ local_indptr[1]
+
+What the decode planning of upstream's MLA backends needs.
 """
 
 # Triton types device code; mypy cannot.
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 

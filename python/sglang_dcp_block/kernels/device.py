@@ -6,7 +6,7 @@ flooring one agree.  Results keep the integer type of the argument.  Law: equal 
 """
 
 # Triton types device code; mypy cannot.
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 

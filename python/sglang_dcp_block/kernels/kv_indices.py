@@ -4,10 +4,12 @@
     this rank's share              from local index local_len(S, rank), local_lens[b] of them
     out                            [ rows of request 0 | rows of request 1 | ... ]
                                      ^ kv_indptr[0]      ^ kv_indptr[1]
+
+What ``_dcp_kv_indices`` of upstream's Triton backend needs, for prefix, decode and windows alike.
 """
 
 # Triton types device code; mypy cannot.
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 
@@ -107,9 +109,7 @@ def build_kv_indices(
     num_requests = req_pool_indices.shape[0]
     _check(req_to_token, req_pool_indices, local_lens, kv_indptr, layout, rank, out, starts)
     if not launch.can_launch(req_to_token):
-        return build_kv_indices_torch(
-            req_to_token, req_pool_indices, local_lens, kv_indptr, layout, rank, out, starts
-        )
+        return build_kv_indices_torch(req_to_token, req_pool_indices, local_lens, kv_indptr, layout, rank, out, starts)
     if num_requests > 0:
         programs = launch.programs_per_request(
             num_requests, layout.max_local_len(req_to_token.shape[1]), tile, max_programs

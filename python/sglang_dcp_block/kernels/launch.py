@@ -20,7 +20,7 @@ INTEGERS = (torch.int32, torch.int64)
 
 
 def can_launch(tensor: torch.Tensor) -> bool:
-    """Whether a kernel can work on this tensor: it is on CUDA, or Triton interprets kernels (``TRITON_INTERPRET=1``)."""
+    """Whether a kernel can work on this tensor: it is on CUDA, or kernels are interpreted (``TRITON_INTERPRET=1``)."""
     return tensor.is_cuda or INTERPRETED
 
 
@@ -30,7 +30,7 @@ def programs_per_request(num_requests: int, max_local_len: int, tile: int, max_p
     A request's programs stride over its tiles, so any number >= 1 is right; this one is no more than the tiles of the
     longest possible share, and keeps the launch within ``max_programs`` (but for one program a request).
     """
-    tiles = triton.cdiv(max_local_len, tile)
+    tiles = -(-max_local_len // tile)
     return max(1, min(tiles, max_programs // max(num_requests, 1)))
 
 

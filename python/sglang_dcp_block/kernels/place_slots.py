@@ -1,11 +1,11 @@
 """Slots to placed slots, at the write door: v -> row(v) * P + owner(v).
 
-Upstream's write kernels take the owner as ``slot % P`` and the row as ``slot // P``.  A placed slot gives them the block
-layout's owner and row, so that they stay as they are.
+Upstream's write kernels take the owner as ``slot % P`` and the row as ``slot // P``.  A placed slot gives them the
+block layout's owner and row, so that they stay as they are.
 """
 
 # Triton types device code; mypy cannot.
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Fingerprints of upstream definitions: is the code that a patch was written for still the code that runs?
 
 A fingerprint is the first 16 hex digits of SHA-256 over the definition's source lines, decorators included, dedented and
-with trailing blanks removed.  It is taken from the text of the file, so it needs no import, is the same under every
-Python version, and works on any unpacked SGLang wheel (:func:`from_tree`).  :func:`from_live` takes it from the object
-that this process would really call, which also catches a definition replaced by somebody else.
+with trailing blanks, and comments after the last statement, removed.  It is taken from the text of the file, so it
+needs no import, is the same under every Python version, and works on any unpacked SGLang wheel (:func:`from_tree`).
+:func:`from_live` takes it from the object that this process would really call, which also catches a definition replaced
+by somebody else.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class TargetMissingError(LookupError):
 
 def of_source(source: str) -> str:
     """Fingerprint of one definition's source text."""
-    lines = [line.rstrip() for line in textwrap.dedent(source).strip("\n").splitlines()]
+    lines = [line.rstrip() for line in textwrap.dedent(source).strip("\n").split("\n")]
+    while lines and (not lines[-1] or lines[-1].lstrip().startswith("#")):
+        lines.pop()  # the parser leaves them out, the inspect module takes them in
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
@@ -46,13 +49,15 @@ def from_tree(target: str, tree: Path) -> str:
     body: list[ast.stmt] = module.body
     node: ast.stmt | None = None
     for name in qualname:
-        node = next((n for n in body if isinstance(n, _DEFINITION) and n.name == name), None)
+        # The last definition of a name is the one that Python keeps.
+        node = next((n for n in reversed(body) if isinstance(n, _DEFINITION) and n.name == name), None)
         if node is None:
             raise TargetMissingError(f"{file.relative_to(tree)} defines no {'.'.join(qualname)}")
         body = getattr(node, "body", [])
     assert isinstance(node, _DEFINITION)
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-    return of_source("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
+    # Not splitlines(): the parser does not count form feeds and Unicode separators as line ends.
+    return of_source("\n".join(text.split("\n")[first - 1 : node.end_lineno]))
 
 
 def from_live(target: str) -> str:

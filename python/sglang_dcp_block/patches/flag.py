@@ -149,23 +149,29 @@ def _choose_page_size(server_args: Any, previous: Step) -> None:
 
 def _choose_backend(server_args: Any, previous: Step) -> None:
     from sglang.srt.arg_groups.model_override_base import (
+        attention_backends_of,
         get_default_attn_backend,
         is_attention_backend_not_set,
         model_config_of,
     )
     from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
-    request = request_of(server_args)
-    if request is not None and request.wants_blocks and is_attention_backend_not_set(resolving_view(server_args)):
+    request, cfg = request_of(server_args), resolving_view(server_args)
+    # The record is the user's own input; what SGLang chose for the platform or the model shows in the view alone.
+    if request is not None and request.wants_blocks and is_attention_backend_not_set(server_args):
         is_mla = attention_is_mla(server_args)
         usable = MLA_BACKENDS if is_mla else GQA_BACKENDS
         default = get_default_attn_backend(server_args, is_mla, model_config_of(server_args))
-        if usable and default not in usable:
+        defaults = sorted({backend or default for backend in attention_backends_of(cfg)})
+        if usable and not set(defaults) <= set(usable):
             logger.warning(
                 "%s %s: --attention-backend is unset and SGLang's default here, %s, cannot read blocks; taking %s.",
-                request.source, request.value, default, usable[0],
+                request.source, request.value, " and ".join(defaults), usable[0],
             )  # fmt: skip
-            declare_resolution(server_args, "sglang_dcp_block", attention_backend=usable[0])
+            declare_resolution(
+                server_args, "sglang_dcp_block",
+                attention_backend=usable[0], prefill_attention_backend=None, decode_attention_backend=None,
+            )  # fmt: skip
     previous(server_args)
 
 
@@ -173,7 +179,7 @@ def _finish(server_args: Any, previous: Step) -> None:
     """Everything else is resolved: fix the block size, refuse what does not fit, and check upstream's source."""
     from sglang.srt.arg_groups.overrides import resolving_view
 
-    from sglang_dcp_block.patches.points import core_points
+    from sglang_dcp_block.patches.points import all_points
 
     previous(server_args)
     request = request_of(server_args)
@@ -182,7 +188,7 @@ def _finish(server_args: Any, previous: Step) -> None:
     block_size = config.block_size_for(request, resolving_view(server_args).page_size) if request.wants_blocks else 1
     if block_size > 1:
         require_supported(facts_of(server_args, block_size))
-        register.check(core_points())
+        register.check(all_points())
         if request.value != block_size:
             logger.warning("%s %s resolves to blocks of %d tokens.", request.source, request.value, block_size)
     setattr(server_args, _RESOLVED, block_size)

@@ -1,0 +1,119 @@
+"""Prompts, engine arguments and comparisons that the engine suites share."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import reference
+import torch
+from session import Completion, EngineSession
+
+TOLERANCE = 1e-4  # log-probabilities, fp32
+
+BASE: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "attention_backend": "triton",
+    "triton_attention_num_kv_splits": 2,
+    "page_size": 8,
+    "chunked_prefill_size": 64,
+    "max_total_tokens": 512,
+    "max_running_requests": 8,
+    "context_length": 256,
+    "mem_fraction_static": 0.3,
+    "skip_tokenizer_init": True,
+    "disable_cuda_graph": True,
+    "disable_custom_all_reduce": True,
+    "grammar_backend": "none",
+    "sampling_backend": "pytorch",
+    "random_seed": 1,
+    "log_level": "info",
+}
+
+Answers = dict[str, Completion]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an engine without DCP answers, and the keys it stored."""
+
+    answers: Answers
+    keys: dict[tuple[int, ...], list[torch.Tensor]]  # tokens of a request -> K by layer: [position, ...]
+
+
+def token_list(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(2, 512) for _ in range(length)]
+
+
+LONG = token_list(1, 99)  # spans chunks of 64; 99 is odd
+MIDDLE = token_list(2, 53)
+SHORT = token_list(3, 5)  # leaves ranks without KV
+CACHED = [*LONG[:90], 7, 6, 5]  # a radix hit, then a tail
+
+# Sent in this order, each list as one batch.
+BATCHES = (("long", "middle"), ("cached", "short"))
+PROMPTS = {"long": LONG, "middle": MIDDLE, "short": SHORT, "cached": CACHED}
+
+
+def answers_of(engine: EngineSession, batches=BATCHES, max_new_tokens: int = 7) -> Answers:
+    """Completions of the shared prompts, by name."""
+    answers: Answers = {}
+    for names in batches:
+        completions = engine.generate([PROMPTS[name] for name in names], max_new_tokens)
+        answers.update(zip(names, completions, strict=True))
+    return answers
+
+
+def differences(got: Answers, want: Answers) -> dict[str, float]:
+    """Largest difference in log-probability by prompt; infinite where a token differs."""
+    result = {}
+    for name, expected in want.items():
+        pairs = zip(got[name].logprobs, expected.logprobs, strict=True)
+        same = got[name].ids == expected.ids
+        result[name] = max(abs(a - b) for a, b in pairs) if same else float("inf")
+    return result
+
+
+def assert_same(got: Answers, want: Answers, tolerance: float = TOLERANCE) -> None:
+    """Equal tokens, and log-probabilities within ``tolerance``."""
+    worst = differences(got, want)
+    assert max(worst.values()) <= tolerance, worst
+
+
+def assert_nothing_lost(states: list[dict[str, Any]]) -> None:
+    """After a flush each rank's allocator holds exactly the pages that it started with, each once."""
+    for state in states:
+        everything = list(range(1, state["num_pages"] + 1))
+        assert state["free_pages_after"] == everything, state["dcp_rank"]
+
+
+def keys_by_position(state: dict[str, Any]) -> dict[tuple[int, ...], list[torch.Tensor]]:
+    """From an engine without DCP: tokens of each released request -> K of each layer in position order.
+
+    The last token's forward may still run while a request is released, so it is left out.
+    """
+    return {
+        tuple(request["tokens"]): [rows[torch.tensor(request["slots"][:-1])] for rows in request["k"]]
+        for request in state["released"]
+    }
+
+
+def assert_placed(states: list[dict[str, Any]], keys_of: dict[tuple[int, ...], list[torch.Tensor]], block: int, at_least: int = 20) -> None:
+    """Each rank's pool holds each of its tokens in the row that dealing one by one gives."""
+    for state in states:
+        rank, size, virtual_page = state["dcp_rank"], state["dcp_size"], state["virtual_page"]
+        compared = 0
+        for request in state["released"]:
+            keys = keys_of[tuple(request["tokens"])]
+            for position, slot in enumerate(request["slots"][: len(keys[0])]):
+                if reference.owner(position, size, block) != rank:
+                    continue
+                page, offset = divmod(slot, virtual_page)
+                row = page * (virtual_page // size) + reference.local_index(offset, size, block)
+                for layer, rows in enumerate(request["k"]):
+                    torch.testing.assert_close(rows[row], keys[layer][position], atol=2e-5, rtol=0)
+                compared += 1
+        assert compared >= at_least, f"rank {rank}: only {compared} rows could be compared"

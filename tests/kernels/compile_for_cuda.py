@@ -1,0 +1,75 @@
+"""Compiles every kernel to PTX; run it as a script.  Needs no GPU, but a process without Triton's interpreter.
+
+Prints one JSON object: {kernel and variant: its TTIR}.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+import triton
+from sglang_dcp_block.kernels import compact_indices, kv_indices, place_slots
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+CONSTANTS = {"P": 8, "B": 64, "TILE": 512}
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+def stop_at_ptx(*arguments: Any) -> tuple[str, str] | None:
+    """Compiler hook: asked for its cache key without arguments, for changes of the stages with them."""
+    if not arguments:
+        return "ptx", hashlib.sha256(b"ptx").hexdigest()
+    arguments[1]["cubin"] = lambda ptx, metadata: b""
+    return None
+
+
+def compile_to_ttir(kernel: Any, **types: str | int | None) -> str:
+    """Compile one variant: a type for every run-time argument, a value for every constant."""
+    constants = CONSTANTS | {name: value for name, value in types.items() if not isinstance(value, str)}
+    signature = {name: types[name] if isinstance(types.get(name), str) else "constexpr" for name in kernel.arg_names}
+    constants = {name: value for name, value in constants.items() if name in signature}
+    source = ASTSource(kernel, signature, constants)
+    # The PTX version, else asked of ptxas, which need not be installed.
+    return str(triton.compile(source, target=HOPPER, options={"ptx_version": 84}).asm["ttir"])
+
+
+def variants() -> dict[str, str]:
+    """Each kernel in the types that the engine, and the launcher's contract, can give it."""
+    done = {}
+    for index in ("i32", "i64"):
+        done[f"place_slots {index}"] = compile_to_ttir(
+            place_slots._place_slots_kernel,
+            slots_ptr=f"*{index}",
+            out_ptr=f"*{index}",
+            num_slots="i32",
+            slots_stride="i32",
+            out_stride="i32",
+        )
+        done[f"compact_kv_indices {index}"] = compile_to_ttir(
+            compact_indices._compact_kv_indices_kernel,
+            kv_indices_ptr=f"*{index}",
+            kv_indptr_ptr="*i32",
+            local_lens_ptr=f"*{index}",
+            local_indptr_ptr=f"*{index}",
+            out_ptr=f"*{index}",
+            RANK=3,
+        )
+        for starts in (None, "*i32", "*i64"):
+            done[f"build_kv_indices {index} starts {starts}"] = compile_to_ttir(
+                kv_indices._build_kv_indices_kernel,
+                req_to_token_ptr="*i32",
+                req_pool_indices_ptr=f"*{index}",
+                local_lens_ptr=f"*{index}",
+                kv_indptr_ptr=f"*{index}",
+                starts_ptr=starts,
+                out_ptr="*i64",
+                req_to_token_stride="i32",
+                RANK=3,
+            )
+    return done
+
+
+if __name__ == "__main__":
+    triton.knobs.runtime.add_stages_inspection_hook = stop_at_ptx
+    print(json.dumps(variants()))

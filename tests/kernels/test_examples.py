@@ -1,0 +1,13 @@
+"""The examples in the docstrings run and show what really comes out."""
+
+import doctest
+
+import pytest
+from sglang_dcp_block.kernels import compact_indices, kv_indices, place_slots
+
+
+@pytest.mark.parametrize("module", [place_slots, kv_indices, compact_indices])
+def test_examples(module) -> None:
+    results = doctest.testmod(module)
+    assert results.attempted > 0
+    assert results.failed == 0

@@ -1,0 +1,203 @@
+"""What blocks are refused with: every rule, and only it, fires on its fact; the messages say what to change."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+import pytest
+from sglang_dcp_block import support
+from sglang_dcp_block.config import FLAG, BlockSizeError
+from sglang_dcp_block.support import RULES, Facts, Rule, refusals
+
+# A server that blocks can serve: TP8+DCP8, one KV head.
+BASE = Facts(
+    block_size=16,
+    page_size=64,
+    dcp_size=8,
+    tp_size=8,
+    platform="cuda",
+    is_mla=False,
+    num_attention_heads=32,
+    num_kv_heads=1,
+)
+
+# For each rule: changes to BASE that it refuses, and what it says it got.
+REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "DCP off": [({"dcp_size": 1}, "--dcp-size 1")],
+    "block size that does not divide the page size": [
+        ({"block_size": 48}, "block size 48 with page size 64"),
+        ({"block_size": 128}, "block size 128 with page size 64"),
+        ({"page_size": 1}, "block size 16 with page size 1"),
+    ],
+    "platforms other than CUDA": [({"platform": p}, f"platform {p}") for p in ("hip", "npu", "xpu", "musa", "mps", "hpu")],
+    "attention backends without a block path": [
+        ({"decode_backend": "fa3"}, "attention backend fa3"),
+        ({"prefill_backend": "flashmla"}, "attention backend flashmla"),
+        ({"prefill_backend": "fa4", "decode_backend": "fa4"}, "attention backend fa4"),
+        ({"prefill_backend": "fa3", "decode_backend": "trtllm_mha"}, "attention backend fa3 and trtllm_mha"),
+    ],
+    "attention TP that dcp_size does not divide": [({"tp_size": 4}, "--dcp-size 8 in a TP group of 4")],
+    "query heads that dcp_size does not divide": [({"num_attention_heads": 12}, "12 query heads at --tp-size 8")],
+    "KV heads split inside a DCP group": [
+        ({"num_kv_heads": 2}, "2 KV heads at --tp-size 8, --dcp-size 8"),
+        ({"num_kv_heads": 8}, "8 KV heads at --tp-size 8, --dcp-size 8"),
+        ({"num_kv_heads": 8, "dcp_size": 2}, "8 KV heads at --tp-size 8, --dcp-size 2"),
+        # As many heads as groups or fewer, and yet one group of four ranks holds the second half of one head's ranks.
+        (
+            {"num_kv_heads": 2, "tp_size": 12, "dcp_size": 4, "num_attention_heads": 24},
+            "2 KV heads at --tp-size 12, --dcp-size 4",
+        ),
+    ],
+    "sliding window attention": [({"has_sliding_window": True}, "a model with sliding window layers")],
+    "attention sinks": [({"has_attention_sinks": True}, "a model with attention sinks")],
+    "hybrid linear attention": [({"is_hybrid_linear": True}, "a model with linear attention layers")],
+    "encoder-decoder models": [({"is_encoder_decoder": True}, "an encoder-decoder model")],
+    "DeepSeek sparse attention (DSA)": [({"is_dsa": True}, "a model with DSA")],
+    "diffusion LLMs": [({"diffusion_llm": True}, "--dllm-algorithm")],
+    "speculative decoding": [({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm EAGLE")],
+    "FP4 KV cache": [({"kv_cache_dtype": "fp4_e2m1"}, "--kv-cache-dtype fp4_e2m1")],
+    "pipeline parallelism": [({"pp_size": 2}, "--pp-size 2")],
+    "two-batch overlap": [({"two_batch_overlap": True}, "--enable-two-batch-overlap")],
+    "unified memory pool": [({"unified_memory": True}, "--enable-unified-memory")],
+    "HiCache": [({"hierarchical_cache": True}, "--enable-hierarchical-cache")],
+    "decode KV offload": [({"decode_kv_offload": True}, "--disaggregation-decode-enable-offload-kvcache")],
+    "LMCache": [({"lmcache": True}, "--enable-lmcache")],
+    "HiSparse": [({"hisparse": True}, "--enable-hisparse")],
+    "KV cache sharding": [({"kv_cache_sharding": True}, "--enable-kv-cache-sharding")],
+    "prefill context parallelism": [
+        ({"prefill_context_parallel": True}, "--enable-prefill-cp or --attn-cp-size above 1")
+    ],
+    "PD multiplexing": [({"pd_multiplexing": True}, "--enable-pdmux")],
+    "prefill/decode disaggregation": [
+        ({"disaggregation_mode": mode}, f"--disaggregation-mode {mode}") for mode in ("prefill", "decode")
+    ],
+    "Ray": [({"ray": True}, "--use-ray")],
+    "the Rust server": [({"rust_server": True}, "SGLANG_RUST_SERVER")],
+    "elastic expert parallelism": [({"elastic_ep": True}, "--elastic-ep-backend")],
+}
+CASES = [
+    pytest.param(feature, changes, got, id=f"{feature}-{i}")
+    for feature, cases in REFUSED.items()
+    for i, (changes, got) in enumerate(cases)
+]
+
+
+def of_feature(feature: str) -> Rule:
+    (rule,) = [rule for rule in RULES if rule.feature == feature]
+    return rule
+
+
+def test_the_base_passes() -> None:
+    assert refusals(BASE) == []
+    support.require_supported(BASE)
+
+
+@pytest.mark.parametrize(("feature", "changes", "got"), CASES)
+def test_a_rule_fires_on_its_fact_alone(feature: str, changes: dict[str, Any], got: str) -> None:
+    rule = of_feature(feature)
+    facts = dataclasses.replace(BASE, **changes)
+    assert refusals(facts) == [f"{feature}: expected {rule.expected}, got {got}. {rule.advice}"]
+    with pytest.raises(BlockSizeError, match=re.escape(got)):
+        support.require_supported(facts)
+
+
+def test_every_rule_has_a_case() -> None:
+    assert set(REFUSED) | {"MLA models"} >= {rule.feature for rule in RULES}
+    assert len({rule.feature for rule in RULES}) == len(RULES)
+
+
+def test_every_fact_is_asked_for() -> None:
+    """A fact that no rule reads is a refusal that somebody forgot to write."""
+    read: set[str] = set()
+
+    class Spy:
+        def __getattr__(self, name: str) -> Any:
+            read.add(name)
+            value = getattr(Facts, name, None)
+            return value.fget(self) if isinstance(value, property) else getattr(BASE, name)
+
+    for rule in RULES:
+        rule.got(Spy())  # type: ignore[arg-type]
+    unread = {field.name for field in dataclasses.fields(Facts)} - read
+    # Which transfer engine moves KV is asked for once disaggregation is not refused as a whole.
+    assert unread <= {"transfer_backend"}, unread
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"block_size": 64},
+        {"block_size": 1, "page_size": 1},
+        {"block_size": 6, "page_size": 18},
+        {"platform": "cpu"},
+        {"dcp_size": 4, "num_kv_heads": 2},
+        {"dcp_size": 2, "num_kv_heads": 4},
+        {"dcp_size": 2, "num_kv_heads": 2},
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {"tp_size": 12, "dcp_size": 4, "num_attention_heads": 24, "num_kv_heads": 3},
+    ],
+    ids=str,
+)
+def test_what_is_supported_passes(changes: dict[str, Any]) -> None:
+    assert refusals(dataclasses.replace(BASE, **changes)) == []
+
+
+def test_several_refusals_are_listed_together() -> None:
+    facts = dataclasses.replace(BASE, decode_backend="fa3", pp_size=4, hierarchical_cache=True)
+    with pytest.raises(BlockSizeError) as refused:
+        support.require_supported(facts)
+    first, *lines = str(refused.value).splitlines()
+    assert first == f"{FLAG} 16 cannot be used here:"
+    assert [line.strip().partition(":")[0] for line in lines] == [
+        "attention backends without a block path",
+        "pipeline parallelism",
+        "HiCache",
+    ]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.feature)
+def test_texts_read_as_sentences(rule: Rule) -> None:
+    """They are joined as "feature: expected X, got Y. Advice."."""
+    assert rule.feature
+    assert not rule.expected.endswith(".")
+    assert rule.advice.endswith(".")
+    assert rule.advice[0].isupper()
+
+
+def kv_heads_by_rank(tp_size: int, num_kv_heads: int) -> list[set[int]]:
+    """The KV heads each rank stores: SGLang deals them out, or repeats each one on a run of ranks."""
+    if num_kv_heads >= tp_size:
+        each = num_kv_heads // tp_size
+        return [set(range(rank * each, (rank + 1) * each)) for rank in range(tp_size)]
+    repeats = tp_size // num_kv_heads
+    return [{rank // repeats} for rank in range(tp_size)]
+
+
+@pytest.mark.parametrize("tp_size", range(2, 25))
+def test_kv_heads_are_refused_exactly_where_a_group_mixes_them(tp_size: int) -> None:
+    sizes = [size for size in range(2, tp_size + 1) if tp_size % size == 0]
+    # SGLang itself asks that one number divides the other.
+    counts = [n for n in range(1, 3 * tp_size + 1) if tp_size % n == 0 or n % tp_size == 0]
+    for dcp_size in sizes:
+        for num_kv_heads in counts:
+            held = kv_heads_by_rank(tp_size, num_kv_heads)
+            mixed = any(held[rank] != held[rank - rank % dcp_size] for rank in range(tp_size))
+            facts = dataclasses.replace(
+                BASE,
+                tp_size=tp_size,
+                dcp_size=dcp_size,
+                num_kv_heads=num_kv_heads,
+                num_attention_heads=math.lcm(tp_size, num_kv_heads),
+            )
+            lines = refusals(facts)
+            assert [line.partition(":")[0] for line in lines] == ["KV heads split inside a DCP group"] * mixed, (
+                tp_size, dcp_size, num_kv_heads,
+            )  # fmt: skip
+
+
+def test_kv_heads_of_mla_do_not_matter() -> None:
+    facts = dataclasses.replace(BASE, is_mla=True, num_kv_heads=128, num_attention_heads=128)
+    assert not any(line.startswith("KV heads") for line in refusals(facts))
