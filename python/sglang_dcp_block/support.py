@@ -13,7 +13,7 @@ from sglang_dcp_block.config import FLAG, BlockSizeError
 
 # Attention backends whose DCP path understands blocks, by the kind of attention.
 GQA_BACKENDS = ("triton",)
-MLA_BACKENDS: tuple[str, ...] = ()
+MLA_BACKENDS = ("flashinfer",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +117,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "attention backends without a block path",
         _unsupported_backend,
-        f"{' or '.join(GQA_BACKENDS)} for GQA and MHA models",
-        "Pass --attention-backend triton, or leave the backends unset.",
-    ),
-    Rule(
-        "MLA models",
-        _is("is_mla", "a model with MLA"),
-        "a GQA or MHA model",
-        f"Leave {FLAG} out for MLA models: not supported by this version.",
+        f"{' or '.join(GQA_BACKENDS)} for GQA and MHA models, {' or '.join(MLA_BACKENDS)} for MLA models",
+        "Pass one of these as --attention-backend, or leave the backends unset.",
     ),
     Rule(
         "attention TP that dcp_size does not divide",

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,15 @@ def run_script(name: str, order: Any = None, timeout: float = 300, **environ: st
     """Hand ``order`` as JSON to a script of this folder and return its JSON answer."""
     env = {**os.environ, **environ}
     env.update(cpu_environment(2, env))
-    reader, writer = os.pipe()
-    with subprocess.Popen(
-        [sys.executable, str(HERE / name), str(writer)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        pass_fds=[writer],
-        env=env,
-        text=True,
-    ) as process:
-        os.close(writer)
-        try:
-            said, _ = process.communicate(json.dumps(order), timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-    with os.fdopen(reader) as answer:
-        text = answer.read()
-    assert process.returncode == 0, f"{name} ended with {process.returncode}:\n{said[-4000:]}"
-    return json.loads(text)
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as answer:
+        child = subprocess.run(
+            [sys.executable, str(HERE / name), answer.name],
+            input=json.dumps(order),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            text=True,
+            timeout=timeout,
+        )
+        assert child.returncode == 0, f"{name} ended with {child.returncode}:\n{child.stdout[-4000:]}"
+        return json.load(answer)

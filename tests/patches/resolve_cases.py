@@ -1,6 +1,6 @@
 """Run in a process of its own by test_resolution.py: resolves SGLang's real arguments for many cases; starts nothing.
 
-Reads {name: case} as JSON from stdin and writes {name: outcome} to the file descriptor given as the first argument.
+Reads {name: case} as JSON from stdin and writes the outcomes to the file named by the first argument.
 A case: {"argv"|"keywords": ..., "environ": {...}, "platform": {...}, "declared": {...}}.
 """
 
@@ -15,6 +15,7 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -181,8 +182,7 @@ def main() -> None:
     results["cases"] = {name: outcome_of(case) for name, case in order["cases"].items()}
     results["facts"] = facts_by_field(resolve(order["facts"]["case"]), order["facts"]["changes"])
     results["registered"] = registered()
-    with os.fdopen(int(sys.argv[1]), "w") as answer:
-        json.dump(results, answer)
+    Path(sys.argv[1]).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

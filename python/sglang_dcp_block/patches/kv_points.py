@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_dcp_block.patches import lengths, reads, triton_gqa, write_door
+from sglang_dcp_block.patches import lengths, mla_decode, mla_gather, reads, triton_gqa, write_door
 from sglang_dcp_block.patches.register import Kind, PatchPoint
 
 _LAYOUT_UPSTREAM = "interleave_size passed through upstream's DCP layout on CUDA, as on NPU"
@@ -40,6 +40,36 @@ KV_POINTS: tuple[PatchPoint, ...] = (
         "The fused write of some models ignores DCP owners on CUDA; every rank would write every token.",
         "a check of dcp_enabled in upstream's function", triton_gqa.no_fused_write,
     ),
+    PatchPoint(
+        "sglang.srt.layers.dcp.planner.plan_dcp_decode_metadata", Kind.REPLACE,
+        "MLA decode reads this rank's blocks of the index stream; upstream's kernel strides by dcp_size.",
+        _LAYOUT_UPSTREAM, mla_decode.plan_decode,
+    ),
+    PatchPoint(
+        "sglang.srt.layers.attention.flashinfer_mla_backend.FlashInferMLAAttnBackend.forward_decode", Kind.AROUND,
+        "A rank without KV of a request contributes out = 0, LSE = -inf; upstream leaves its output uninitialised.",
+        "the same guard in upstream's backend", mla_decode.decode_with_empty_ranks,
+    ),
+    PatchPoint(
+        "sglang.srt.layers.dcp.planner.prepare_decode_context_parallel_metadata", Kind.AROUND,
+        "MLA extend reads this rank's blocks of each prefix; upstream takes every dcp_size-th entry of the batch.",
+        _LAYOUT_UPSTREAM, mla_gather.own_prefix_rows,
+    ),
+    PatchPoint(
+        "sglang.srt.layers.dcp.comm.all_gather_kv_cache_for_dcp", Kind.REPLACE,
+        "The gathered prefix comes back in position order, and all ranks send equally much, empty ones too.",
+        _LAYOUT_UPSTREAM, mla_gather.gather_prefix,
+    ),
+    PatchPoint(
+        "sglang.srt.layers.dcp.layout.filter_dcp_local_chunk_kv_indices", Kind.REPLACE,
+        "Chunks of a long prefix start anywhere; this rank's slots of one are whole blocks and two cut ones.",
+        _LAYOUT_UPSTREAM, mla_gather.own_chunk,
+    ),
+    PatchPoint(
+        "sglang.srt.layers.dcp.layout.maybe_dcp_kernel_indices", Kind.REPLACE,
+        "Copies of KV to the host take this rank's rows of a run of slots, also of one that ends inside a block.",
+        _LAYOUT_UPSTREAM, mla_gather.rows_of_run,
+    ),
 )  # fmt: skip
 
 RELIED_ON: tuple[PatchPoint, ...] = tuple(
@@ -61,5 +91,21 @@ RELIED_ON: tuple[PatchPoint, ...] = tuple(
          "Virtual pages of page_size * dcp_size slots, the first one a sink."),
         ("sglang.srt.layers.dcp.comm.cp_lse_ag_out_rs_mha",
          "Merges by log-sum-exp, with NaN and infinity of empty ranks made neutral."),
+        ("sglang.srt.layers.dcp.comm.cp_lse_ag_out_rs_mla", "Merges by log-sum-exp in the LSE's own base."),
+        ("sglang.srt.layers.dcp.comm.dcp_a2a_lse_reduce", "The same merge after an all-to-all; it has no NaN guard."),
+        ("sglang.srt.layers.dcp.comm.all_gather_kv_cache_for_mla_extend",
+         "Gathers through all_gather_kv_cache_for_dcp, and appends the new tokens."),
+        ("sglang.srt.layers.dcp.comm.all_gather_kv_cache_for_mha_extend",
+         "Gathers through all_gather_kv_cache_for_dcp, and weaves the new tokens in."),
+        ("sglang.srt.layers.dcp.comm.all_gather_kv_cache_for_mha_chunk_extend",
+         "Gathers through all_gather_kv_cache_for_dcp, with the chunk's first positions."),
+        ("sglang.srt.layers.dcp.layout.update_local_kv_lens_for_dcp",
+         "Host lengths of CUDA graph replay count through get_dcp_lens, as the device's do."),
+        ("sglang.srt.layers.attention.flashinfer_mla_backend.FlashInferMLAIndicesUpdaterDecode.call_begin_forward",
+         "Plans over the narrowed stream and translates its slots to rows afterwards, in place."),
+        ("sglang.srt.layers.attention.flashinfer_mla_backend.FlashInferMLAAttnBackend._apply_cuda_graph_metadata",
+         "Replay fills kv_len_arr_cpu with this rank's lengths before planning."),
+        ("sglang.srt.mem_cache.memory_pool.MLATokenToKVPool.set_mla_kv_buffer",
+         "Writes id // dcp_size on rank id % dcp_size."),
     )
 )  # fmt: skip

@@ -1,0 +1,118 @@
+"""TP2 + DCP2 on the real engine, each kind of attention: every phase of serving against DCP1, in one engine a kind."""
+
+from __future__ import annotations
+
+import pytest
+from cases import PROMPTS, answers_of, assert_nothing_lost, assert_placed, assert_same, differences
+from flavours import STOCK
+from session import EngineFailed
+
+PAGE = 8
+DOOR = ("door:off", "door:owner+1", "door:rows-swapped")
+FAMILIES = {
+    "gqa": {"model": "gqa", "attention_backend": "triton"},
+    "mla": {"model": "mla", "attention_backend": "flashinfer"},
+}
+MUTANTS = {
+    "gqa": ("off:get_dcp_lens", "off:_dcp_kv_indices", "off:_set_kv_buffer", *DOOR),
+    "mla": (
+        "off:plan_dcp_decode_metadata",
+        "off:translate_dcp_read_ids",
+        "off:prepare_decode_context_parallel_metadata",
+        "off:all_gather_kv_cache_for_dcp",
+        *DOOR,
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def want(expected, family):
+    return expected(**FAMILIES[family])
+
+
+@pytest.fixture(scope="module")
+def stock(start, family):
+    """Answers of stock SGLang, token round-robin; its engine is gone before ours starts."""
+    with start(tp=2, dcp=2, of=STOCK, **FAMILIES[family]) as engine:
+        return answers_of(engine)
+
+
+@pytest.fixture(scope="module")
+def live(start, family, want, stock):
+    """live() -> the engine under test; a mutant that killed it does not take the other cases along."""
+    engines = []
+
+    def live():
+        if not engines or engines[-1].process.poll() is not None:
+            engines.append(start(tp=2, dcp=2, block=PAGE, mutants=True, **FAMILIES[family]))
+        return engines[-1]
+
+    yield live
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def engine(live):
+    return live()
+
+
+def test_the_server_says_what_it_runs_with(engine):
+    info = engine.info("dcp_block_size", "dcp_block", "page_size")
+    assert info["dcp_block_size"] == PAGE
+    report = info["dcp_block"]
+    assert (report["block_size"], report["dcp_size"], report["page_size"]) == (PAGE, 2, PAGE)
+    assert report["capacity_tokens"] == 2 * report["rows_per_rank"] == 2 * 512
+
+
+@pytest.mark.parametrize("block", [8, 4, 2])
+def test_log_probabilities_and_rows(engine, want, block):
+    """Chunks of 64, a radix hit with a tail, requests shorter than a round, two requests a batch.
+
+    Log-probabilities equal DCP1's, every prefilled, prefix-hit and decoded token lies in the row that dealing one by one
+    gives, and no page is lost.
+    """
+    engine.flush(block_size=block, mutant=None, record=True)
+    got = answers_of(engine)
+    states = engine.flush()
+    assert got["cached"].cached > 0, "no prefix was reused: the case does not test radix hits"
+    assert_same(got, want.answers)
+    assert_placed(states, want.keys, block)
+    assert_nothing_lost(states)
+
+
+def test_block_size_1_is_stock_bit_for_bit(engine, stock):
+    """Armed with B = 1 every index is stock's: outputs equal to the last bit."""
+    engine.flush(block_size=1, mutant=None)
+    armed = answers_of(engine)
+    for name, answer in stock.items():
+        assert (armed[name].ids, armed[name].logprobs) == (answer.ids, answer.logprobs), name
+
+
+@pytest.mark.parametrize("which", range(max(map(len, MUTANTS.values()))))
+def test_every_mutant_is_caught(live, family, want, which):
+    """Faults put in on purpose stop the engine, or move a log-probability by far more than the tolerance."""
+    if which >= len(MUTANTS[family]):
+        pytest.skip("fewer mutants for this kind of attention")
+    mutant = MUTANTS[family][which]
+    engine = live()
+    try:
+        engine.flush(block_size=4, mutant=mutant)
+        worst = differences(answers_of(engine), want.answers)
+    except EngineFailed:
+        engine.close()
+        return
+    engine.flush(block_size=PAGE, mutant=None)
+    assert max(worst.values()) > 1e-2, f"{mutant} went unseen: {worst}"
+
+
+def test_prompts_cover_what_they_should():
+    lengths = {name: len(tokens) for name, tokens in PROMPTS.items()}
+    assert any(length % 2 for length in lengths.values())
+    assert lengths["short"] < PAGE, "a rank stays empty"
+    assert lengths["long"] > 64, "spans chunks"

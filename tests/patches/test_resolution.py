@@ -1,0 +1,330 @@
+"""A block size through SGLang's real argument resolution: what it becomes, what it changes, what it is refused with.
+
+No engine is started.  All cases run in one process (resolve_cases.py), because importing SGLang takes longer than they do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import run_script
+from sglang_dcp_block.cpu.checkpoints import write_tiny
+from sglang_dcp_block.support import Facts
+
+Outcome = dict[str, Any]
+
+HOPPER = {"is_cuda": True, "is_hopper_with_cuda_12_3": True, "has_flashinfer": True}
+BLACKWELL = {"is_cuda": True, "is_sm100": True, "has_flashinfer": True}
+VARIABLE = "SGLANG_DCP_BLOCK_SIZE"
+
+
+def gqa(folder: Path) -> str:
+    return str(write_tiny("gqa", folder / "gqa"))
+
+
+def with_argv(model: str, *argv: str, device: str = "cpu", dcp: int = 2, **case: Any) -> dict[str, Any]:
+    """A case of a command line."""
+    sizes = ["--tp-size", str(max(dcp, 2)), "--dcp-size", str(dcp)]
+    return {"argv": ["--model-path", model, "--skip-tokenizer-init", "--device", device, *sizes, *argv], **case}
+
+
+def with_keywords(model: str, **keywords: Any) -> dict[str, Any]:
+    """A case of ``Engine(**keywords)``."""
+    common = {"model_path": model, "skip_tokenizer_init": True, "device": "cpu", "tp_size": 2, "dcp_size": 2}
+    return {"keywords": {**common, **keywords}}
+
+
+def cases_of(model: str, yaml: str) -> dict[str, dict[str, Any]]:
+    flag = "--dcp-block-size"
+    return {
+        "nothing asked for": with_argv(model),
+        "16": with_argv(model, flag, "16"),
+        "alias": with_argv(model, "--dcp-interleave-size", "16"),
+        "yaml": {"argv": ["--config", yaml]},
+        "auto": with_argv(model, flag, "auto"),
+        "explicit page": with_argv(model, flag, "4", "--page-size", "32"),
+        "auto, explicit page": with_argv(model, flag, "auto", "--page-size", "32"),
+        "auto, page 1": with_argv(model, flag, "auto", "--page-size", "1"),
+        "not a divisor": with_argv(model, flag, "6", "--page-size", "16"),
+        "larger than the page": with_argv(model, flag, "64", "--page-size", "32"),
+        "dcp off": with_argv(model, flag, "16", dcp=1),
+        "one": with_argv(model, flag, "1"),
+        "one, dcp off": with_argv(model, flag, "1", dcp=1),
+        "keyword": with_keywords(model, dcp_block_size=16),
+        "keyword text": with_keywords(model, dcp_block_size="auto"),
+        "keyword none": with_keywords(model, dcp_block_size=None),
+        "keyword zero": with_keywords(model, dcp_block_size=0),
+        "keyword true": with_keywords(model, dcp_block_size=True),
+        "variable": with_argv(model, environ={VARIABLE: "8"}),
+        "variable, Engine": {**with_keywords(model), "environ": {VARIABLE: "auto"}},
+        "variable, nonsense": with_argv(model, environ={VARIABLE: "big"}),
+        "variable, dummy model": with_argv("dummy", environ={VARIABLE: "8"}),
+        "flag beats variable": with_argv(model, flag, "16", environ={VARIABLE: "8"}),
+        "flag 1 beats variable": with_argv(model, flag, "1", environ={VARIABLE: "8"}),
+        "keyword beats variable": {**with_keywords(model, dcp_block_size=16), "environ": {VARIABLE: "8"}},
+        "zero": with_argv(model, flag, "0"),
+        "text": with_argv(model, flag, "many"),
+        "Hopper": with_argv(model, flag, "16", device="cuda", platform=HOPPER),
+        "Hopper, nothing asked for": with_argv(model, device="cuda", platform=HOPPER),
+        "Hopper, block 1": with_argv(model, flag, "1", device="cuda", platform=HOPPER),
+        "Hopper, triton": with_argv(model, flag, "16", "--attention-backend", "triton", device="cuda", platform=HOPPER),
+        "Hopper, fa3": with_argv(model, flag, "16", "--attention-backend", "fa3", device="cuda", platform=HOPPER),
+        "Hopper, decode only": with_argv(
+            model, flag, "16", "--decode-attention-backend", "triton", device="cuda", platform=HOPPER
+        ),
+        "Blackwell": with_argv(model, flag, "16", device="cuda", platform=BLACKWELL),
+        "several": with_argv(
+            model, flag, "6", "--page-size", "16", "--attention-backend", "torch_native", "--disable-radix-cache"
+        ),
+        "copied first": {**with_argv(model, flag, "16"), "pickle_first": True},
+        "elsewhere": {**with_argv(model, flag, "auto"), "elsewhere": True},
+        "elsewhere, one": {**with_argv(model, flag, "1"), "elsewhere": True},
+    }
+
+
+# A resolved field of SGLang, or an attribute of its model configuration -> the facts that must follow.
+FACTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "page_size": ({"fields": {"page_size": 128}}, {"page_size": 128}),
+    "dcp_size": ({"fields": {"dcp_size": 8}}, {"dcp_size": 8}),
+    "tp_size": ({"fields": {"tp_size": 8}}, {"tp_size": 8}),
+    "attention DP": ({"fields": {"tp_size": 8, "attn_dp_size": 2}}, {"tp_size": 4}),
+    "attention CP": (
+        {"fields": {"tp_size": 8, "attn_cp_size": 2}}, {"tp_size": 4, "prefill_context_parallel": True},
+    ),
+    "backend": ({"fields": {"attention_backend": "fa3"}}, {"prefill_backend": "fa3", "decode_backend": "fa3"}),
+    "decode backend": ({"fields": {"decode_attention_backend": "fa3"}}, {"decode_backend": "fa3"}),
+    "prefill backend": ({"fields": {"prefill_attention_backend": "fa3"}}, {"prefill_backend": "fa3"}),
+    "kv_cache_dtype": ({"fields": {"kv_cache_dtype": "fp4_e2m1"}}, {"kv_cache_dtype": "fp4_e2m1"}),
+    "pp_size": ({"fields": {"pp_size": 2}}, {"pp_size": 2}),
+    "speculative": ({"fields": {"speculative_algorithm": "EAGLE"}}, {"speculative_algorithm": "EAGLE"}),
+    "disaggregation": ({"fields": {"disaggregation_mode": "decode"}}, {"disaggregation_mode": "decode"}),
+    "transfer": ({"fields": {"disaggregation_transfer_backend": "nixl"}}, {"transfer_backend": "nixl"}),
+    "unified memory": ({"fields": {"enable_unified_memory": True}}, {"unified_memory": True}),
+    "HiCache": ({"fields": {"enable_hierarchical_cache": True}}, {"hierarchical_cache": True}),
+    "offload": ({"fields": {"disaggregation_decode_enable_offload_kvcache": True}}, {"decode_kv_offload": True}),
+    "TBO": ({"fields": {"enable_two_batch_overlap": True}}, {"two_batch_overlap": True}),
+    "SBO": ({"fields": {"enable_single_batch_overlap": True}}, {"two_batch_overlap": True}),
+    "dllm": ({"fields": {"dllm_algorithm": "LowConfidence"}}, {"diffusion_llm": True}),
+    "KV sharding": ({"fields": {"enable_kv_cache_sharding": True}}, {"kv_cache_sharding": True}),
+    "prefill CP": ({"fields": {"enable_prefill_cp": True}}, {"prefill_context_parallel": True}),
+    "HiSparse": ({"fields": {"enable_hisparse": True}}, {"hisparse": True}),
+    "LMCache": ({"fields": {"enable_lmcache": True}}, {"lmcache": True}),
+    "PDMux": ({"fields": {"enable_pdmux": True}}, {"pd_multiplexing": True}),
+    "Ray": ({"fields": {"use_ray": True}}, {"ray": True}),
+    "elastic EP": ({"fields": {"elastic_ep_backend": "mooncake"}}, {"elastic_ep": True}),
+    "Rust": ({"environ": {"SGLANG_RUST_SERVER": "1"}}, {"rust_server": True}),
+    "Rust off": ({"environ": {"SGLANG_RUST_SERVER": "false"}}, {}),
+    "sliding window": ({"model": {"is_hybrid_swa": True}}, {"has_sliding_window": True}),
+    "chunked attention": ({"model": {"attention_chunk_size": 8192}}, {"has_sliding_window": True}),
+    "sinks": ({"model": {"has_attention_sinks": True}}, {"has_attention_sinks": True}),
+    "linear": ({"model": {"linear_attn_registry_result": []}}, {"is_hybrid_linear": True}),
+    "encoder-decoder": ({"model": {"is_encoder_decoder": True}}, {"is_encoder_decoder": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("resolution")
+    model, yaml = gqa(folder), folder / "server.yaml"
+    options = {"model-path": model, "device": "cpu", "tp-size": 2, "dcp-size": 2, "dcp-block-size": 16}
+    yaml.write_text(json.dumps({**options, "skip-tokenizer-init": True}))
+    order = {
+        "excluded": {
+            "flag": with_argv(model, "--dcp-block-size", "16"),
+            "keyword": with_keywords(model, dcp_block_size=16),
+            "variable": with_argv(model, environ={VARIABLE: "16"}),
+        },
+        "engine": {"model_path": model, "device": "cpu", "dcp_block_size": 16},
+        "cases": cases_of(model, str(yaml)),
+        "facts": {
+            "case": with_argv(model, "--dcp-block-size", "8"),
+            "changes": {name: change for name, (change, _) in FACTS.items()},
+        },
+    }
+    return run_script("resolve_cases.py", order)
+
+
+@pytest.fixture
+def resolved(answers: dict[str, Any], request: pytest.FixtureRequest) -> Outcome:
+    return answers["cases"][request.param]
+
+
+def refusal(outcome: Outcome) -> str:
+    assert "error" in outcome, outcome
+    return f"{outcome['error']}: {outcome['message']}"
+
+
+class TestSizes:
+    @pytest.mark.parametrize(
+        ("case", "page_size", "block_size"),
+        [
+            ("nothing asked for", 1, None),
+            ("16", 16, 16),
+            ("alias", 16, 16),
+            ("yaml", 16, 16),
+            ("auto", 64, 64),
+            ("explicit page", 32, 4),
+            ("auto, explicit page", 32, 32),
+            ("keyword", 16, 16),
+            ("keyword text", 64, 64),
+            ("keyword none", 1, None),
+            ("variable", 8, 8),
+            ("variable, Engine", 64, 64),
+            ("flag beats variable", 16, 16),
+            ("flag 1 beats variable", 1, 1),
+            ("keyword beats variable", 16, 16),
+            ("one", 1, 1),
+            ("one, dcp off", 1, 1),
+            ("copied first", 16, 16),
+        ],
+    )
+    def test_page_and_block(self, answers: dict[str, Any], case: str, page_size: int, block_size: int | None) -> None:
+        outcome = answers["cases"][case]
+        assert (outcome.get("page_size"), outcome.get("block_size")) == (page_size, block_size), outcome
+
+    def test_what_was_typed_stays_what_was_typed(self, answers: dict[str, Any]) -> None:
+        assert answers["cases"]["auto"]["raw_page_size"] is None
+        assert answers["cases"]["explicit page"]["raw_page_size"] == 32
+
+    @pytest.mark.parametrize(
+        ("case", "said"),
+        [
+            ("16", ["--dcp-block-size 16: --page-size is unset, taking 16 tokens."]),
+            ("alias", ["--dcp-interleave-size 16: --page-size is unset, taking 16 tokens."]),
+            ("keyword", ["Engine(dcp_block_size=...) 16: --page-size is unset, taking 16 tokens."]),
+            ("variable", [f"{VARIABLE} 8: --page-size is unset, taking 8 tokens."]),
+            ("auto", ["--dcp-block-size auto: --page-size is unset, taking 64 tokens.",
+                      "--dcp-block-size auto resolves to blocks of 64 tokens."]),
+            ("auto, explicit page", ["--dcp-block-size auto resolves to blocks of 32 tokens."]),
+            ("explicit page", []),
+            ("one", []),
+            ("nothing asked for", []),
+        ],
+    )  # fmt: skip
+    def test_what_was_not_typed_is_said(self, answers: dict[str, Any], case: str, said: list[str]) -> None:
+        lines = [line for line in answers["cases"][case]["warnings"] if "attention-backend" not in line]
+        assert lines == said
+
+    def test_the_block_size_travels_with_the_record(self, answers: dict[str, Any]) -> None:
+        """Another process reads what was resolved, whatever its own environment says."""
+        assert answers["cases"]["elsewhere"]["elsewhere"] == 64
+        assert answers["cases"]["elsewhere, one"]["elsewhere"] == 1
+
+
+class TestBackends:
+    @pytest.mark.parametrize(
+        ("case", "default"),
+        [("Hopper", "fa3"), ("Blackwell", "trtllm_mha"), ("16", "(torch_native|intel_amx)")],
+    )
+    def test_a_default_that_cannot_read_blocks_is_replaced_and_said(
+        self, answers: dict[str, Any], case: str, default: str
+    ) -> None:
+        outcome = answers["cases"][case]
+        assert outcome["backends"] == ["triton", "triton"]
+        (said,) = [line for line in outcome["warnings"] if "attention-backend" in line]
+        assert re.fullmatch(
+            "--dcp-block-size 16: --attention-backend is unset and SGLang's default here, "
+            f"{default}, cannot read blocks; taking triton.",
+            said,
+        )
+
+    @pytest.mark.parametrize("case", ["Hopper, nothing asked for", "Hopper, block 1"])
+    def test_without_blocks_the_default_stays(self, answers: dict[str, Any], case: str) -> None:
+        assert answers["cases"][case]["backends"] == ["fa3", "fa3"]
+        assert answers["cases"][case]["warnings"] == []
+
+    def test_a_named_one_with_a_block_path_is_kept_in_silence(self, answers: dict[str, Any]) -> None:
+        outcome = answers["cases"]["Hopper, triton"]
+        assert outcome["backends"] == ["triton", "triton"]
+        assert not any("attention-backend" in line for line in outcome["warnings"])
+
+    @pytest.mark.parametrize("case", ["Hopper, fa3", "Hopper, decode only"])
+    def test_a_named_one_without_a_block_path_is_refused(self, answers: dict[str, Any], case: str) -> None:
+        text = refusal(answers["cases"][case])
+        assert "got attention backend fa3. Pass --attention-backend triton" in text
+        assert text.startswith("BlockSizeError: --dcp-block-size 16 cannot be used here:")
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("case", "text"),
+        [
+            ("auto, page 1", "expected a page size above 1, got --page-size 1"),
+            ("not a divisor", "got block size 6 with page size 16"),
+            ("larger than the page", "got block size 64 with page size 32"),
+            ("dcp off", "DCP off: expected --dcp-size above 1: blocks are dealt over DCP ranks, got --dcp-size 1"),
+            ("keyword zero", "Engine(dcp_block_size=...): expected a positive number of tokens or 'auto', got 0"),
+            ("keyword true", "Engine(dcp_block_size=...): expected a positive number of tokens or 'auto', got True"),
+            ("variable, nonsense", f"{VARIABLE}: expected a positive number of tokens or 'auto', got 'big'"),
+        ],
+    )
+    def test_with_the_reason(self, answers: dict[str, Any], case: str, text: str) -> None:
+        outcome = answers["cases"][case]
+        assert outcome.get("error") == "BlockSizeError", outcome
+        assert text in outcome["message"]
+
+    def test_dcp_off_is_not_blamed_on_anything_else(self, answers: dict[str, Any]) -> None:
+        assert len(answers["cases"]["dcp off"]["message"].splitlines()) == 2
+
+    @pytest.mark.parametrize(("case", "got"), [("zero", "0"), ("text", "'many'")])
+    def test_on_the_command_line_before_anything_starts(self, answers: dict[str, Any], case: str, got: str) -> None:
+        outcome = answers["cases"][case]
+        assert (outcome["error"], outcome["status"]) == ("SystemExit", 2)
+        assert outcome["message"].endswith(f"expected a positive number of tokens or 'auto', got {got}")
+
+    def test_all_reasons_at_once(self, answers: dict[str, Any]) -> None:
+        text = refusal(answers["cases"]["several"])
+        assert "got block size 6 with page size 16" in text
+        assert "got attention backend torch_native" in text
+
+
+class TestExcluded:
+    """SGLANG_PLUGINS leaves the plugin out: what names blocks is an error, and the variable alone does nothing."""
+
+    def test_flag(self, answers: dict[str, Any]) -> None:
+        outcome = answers["excluded"]["flag"]
+        assert (outcome["error"], outcome["status"]) == ("SystemExit", 2)
+        assert "unrecognized arguments: --dcp-block-size 16" in outcome["message"]
+
+    def test_keyword(self, answers: dict[str, Any]) -> None:
+        assert refusal(answers["excluded"]["keyword"]).startswith("TypeError: Unexpected keyword argument")
+        assert "dcp_block_size" in answers["excluded_engine"]
+        assert answers["excluded_engine"].startswith("TypeError")
+
+    def test_variable_alone_is_stock_sglang(self, answers: dict[str, Any]) -> None:
+        outcome = answers["excluded"]["variable"]
+        assert (outcome["page_size"], outcome["block_size"], outcome["warnings"]) == (1, None, [])
+        assert answers["excluded_registered"] == {"hooks": [], "steps": [], "imported": False, "layout": False}
+
+
+def test_only_the_flag_and_the_start_are_hooked_until_blocks_are_asked_for(answers: dict[str, Any]) -> None:
+    """All cases above only resolved arguments: nothing of the KV cache may be patched by that."""
+    found = answers["registered"]
+    assert found["hooks"] == ["add_flag", "carry_flag", "arm_process"]
+    assert found["steps"] == ["_choose_page_size", "_choose_backend", "_finish"]
+    assert not found["layout"]
+
+
+class TestFacts:
+    def test_base(self, answers: dict[str, Any]) -> None:
+        assert answers["facts"]["base"] == dataclasses.asdict(
+            Facts(
+                block_size=8, page_size=8, dcp_size=2, tp_size=2, platform="cpu", is_mla=False,
+                num_attention_heads=8, num_kv_heads=1, transfer_backend="mooncake",
+            )  # fmt: skip
+        )
+
+    @pytest.mark.parametrize("name", FACTS)
+    def test_follows_the_resolved_argument(self, answers: dict[str, Any], name: str) -> None:
+        _, facts = FACTS[name]
+        assert answers["facts"]["changes"][name] == facts
+
+    def test_each_is_read_from_somewhere(self) -> None:
+        read = {fact for _, facts in FACTS.values() for fact in facts}
+        unread = {field.name for field in dataclasses.fields(Facts)} - read
+        assert unread == {"block_size", "platform", "is_mla", "num_attention_heads", "num_kv_heads", "is_dsa"}
