@@ -13,7 +13,7 @@ from sglang_dcp_block.config import FLAG, BlockSizeError
 
 # Attention backends whose DCP path understands blocks, by the kind of attention.
 GQA_BACKENDS = ("triton",)
-MLA_BACKENDS = ("flashinfer",)
+MLA_BACKENDS = ("flashinfer", "triton")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +163,16 @@ RULES: tuple[Rule, ...] = (
         lambda f: f"--kv-cache-dtype {f.kv_cache_dtype}" if "fp4" in f.kv_cache_dtype else None,
         "a KV cache of 8 or 16 bits",
         "Pass --kv-cache-dtype auto or fp8_e4m3.",
+    ),
+    Rule(
+        "FP8 KV cache with Triton MLA",
+        lambda f: (
+            f"--kv-cache-dtype {f.kv_cache_dtype} with --attention-backend triton"
+            if f.is_mla and "fp8" in f.kv_cache_dtype and "triton" in (f.prefill_backend, f.decode_backend)
+            else None
+        ),
+        "a KV cache in the model's own type",
+        "Pass --kv-cache-dtype auto, or --attention-backend flashinfer.",
     ),
     Rule("pipeline parallelism", lambda f: f"--pp-size {f.pp_size}" if f.pp_size > 1 else None,
          "--pp-size 1", "Use tensor parallelism alone."),

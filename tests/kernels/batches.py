@@ -6,8 +6,9 @@ import functools
 import random
 from dataclasses import dataclass
 
-import reference
 import torch
+
+import reference
 
 SIZES = [(P, B) for P in (1, 2, 3, 4, 8) for B in (1, 2, 3, 8, 16, 64)]
 TILE = 16  # small, so that short requests span several tiles

@@ -8,9 +8,10 @@ import json
 from typing import Any
 
 import triton
-from sglang_dcp_block.kernels import compact_indices, kv_indices, place_slots
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+from sglang_dcp_block.kernels import compact_indices, kv_indices, place_slots
 
 CONSTANTS = {"P": 8, "B": 64, "TILE": 512}
 HOPPER = GPUTarget("cuda", 90, 32)

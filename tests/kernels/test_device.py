@@ -2,10 +2,11 @@
 
 import batches
 import pytest
-import reference
 import torch
 import triton
 import triton.language as tl
+
+import reference
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.kernels import device
 

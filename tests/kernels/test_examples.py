@@ -3,6 +3,7 @@
 import doctest
 
 import pytest
+
 from sglang_dcp_block.kernels import compact_indices, kv_indices, place_slots
 
 

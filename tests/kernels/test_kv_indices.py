@@ -6,6 +6,7 @@ import batches
 import pytest
 import torch
 from batches import SENTINEL, TILE, Batch
+
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.kernels.kv_indices import build_kv_indices, build_kv_indices_torch
 

@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import GridExecutor, interpreter_builder
+
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.kernels import launch
 from sglang_dcp_block.kernels.compact_indices import compact_kv_indices
 from sglang_dcp_block.kernels.kv_indices import build_kv_indices
 from sglang_dcp_block.kernels.place_slots import place_slots
-from torch.utils._python_dispatch import TorchDispatchMode
-from triton.runtime.interpreter import GridExecutor
 
 LAYOUT = DcpLayout(4, 16)
 HOST_READS = ["item", "tolist", "numpy", "cpu", "__int__", "__bool__", "__index__", "__float__"]
@@ -73,13 +74,14 @@ def compact(lens: list[int], max_local_len: int | None = None) -> None:
 
 
 def test_place_slots_is_one_launch(grids: list[tuple[int, ...]]) -> None:
-    slots, out = torch.arange(1000), torch.empty(1000, dtype=torch.int64)
+    slots, longer = torch.arange(2 * launch.TILE), torch.arange(2 * launch.TILE + 1)
+    out, none = torch.empty_like(slots), torch.empty(0, dtype=torch.int32)
     with Operators() as operators:
         place_slots(slots, LAYOUT, out)
-        place_slots(slots, LAYOUT)
-        place_slots(slots[:0], LAYOUT, out[:0])
-    assert grids == [(2,), (2,)]
-    assert [name for name in operators.names if "slice" not in name] == ["aten.empty_like.default"]
+        place_slots(longer, LAYOUT)
+        place_slots(none, LAYOUT, none)
+    assert grids == [(2,), (3,)]
+    assert operators.names == ["aten.empty_like.default"]
 
 
 @pytest.mark.parametrize("call", [build, compact])
@@ -112,6 +114,20 @@ def test_long_requests_get_several_programs(grids: list[tuple[int, ...]]) -> Non
     compact([1])
     compact([1], max_local_len=1)
     assert grids == [(1, 4), (4, launch.MAX_PROGRAMS // 4), (2000, 1), (1, 4), (1, 1)]
+
+
+@pytest.mark.parametrize("call", [build, compact])
+def test_programs_share_the_tiles(monkeypatch: pytest.MonkeyPatch, call: Callable[[list[int]], None]) -> None:
+    stores: list[object] = []
+    store = interpreter_builder.create_masked_store
+
+    def counted(*args: object) -> object:
+        stores.append(args)
+        return store(*args)
+
+    monkeypatch.setattr(interpreter_builder, "create_masked_store", counted)
+    call([1, 0, 2 * launch.TILE, 2 * launch.TILE + 1])
+    assert len(stores) == 1 + 0 + 2 + 3
 
 
 def test_the_twins_run_where_kernels_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

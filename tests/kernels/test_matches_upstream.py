@@ -6,12 +6,12 @@ import batches
 import pytest
 import torch
 from batches import SENTINEL, Batch
+from sglang.kernels.ops.attention import dcp_kernels as upstream
+from sglang.srt.layers.dcp.layout import get_dcp_lens
+
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.kernels.compact_indices import compact_kv_indices
 from sglang_dcp_block.kernels.kv_indices import build_kv_indices
-
-upstream = pytest.importorskip("sglang.kernels.ops.attention.dcp_kernels")
-get_dcp_lens = pytest.importorskip("sglang.srt.layers.dcp.layout").get_dcp_lens
 
 # Upstream's tiles are fixed at 512 and 128 indices: one request has several.
 RANGES = [(0, 0), (0, 1), (3, 3), (2, 9), (7, 40), (1111, 2420)]

@@ -4,6 +4,7 @@ import batches
 import pytest
 import torch
 from batches import SENTINEL, TILE
+
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.kernels.place_slots import place_slots, place_slots_torch
 
@@ -26,8 +27,9 @@ def random_slots(count: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize(("P", "B"), batches.SIZES)
 def test_every_slot_goes_to_its_owner_and_row(P: int, B: int, dtype: torch.dtype) -> None:
     slots = torch.arange(-3, batches.MAX_SLOT, dtype=dtype)
-    placed = place_slots(slots, DcpLayout(P, B))
-    assert placed.dtype == dtype
+    guarded = torch.full((len(slots) + 2,), SENTINEL, dtype=dtype)
+    placed = place_slots(slots, DcpLayout(P, B), guarded[1:-1])
+    assert guarded[[0, -1]].tolist() == [SENTINEL] * 2
     assert torch.equal(placed, oracle(slots, P, B))
     assert torch.equal(place_slots_torch(slots, DcpLayout(P, B)), placed)
     owners_and_rows = list(zip((placed[3:] % P).tolist(), (placed[3:] // P).tolist(), strict=True))
@@ -40,6 +42,7 @@ def test_any_count(count: int, dtype: torch.dtype) -> None:
     slots = random_slots(count, dtype)
     before = slots.clone()
     placed = place_slots(slots, DcpLayout(3, 8), tile=TILE)
+    assert placed.dtype == dtype
     assert torch.equal(placed, oracle(slots, 3, 8))
     assert torch.equal(placed, place_slots_torch(slots, DcpLayout(3, 8)))
     assert torch.equal(slots, before)

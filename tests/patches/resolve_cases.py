@@ -105,6 +105,7 @@ def elsewhere(record: Any) -> int:
 def facts_by_field(record: Any, changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Which facts change when a resolved field does: {name: {fact: value}}."""
     from sglang.srt.arg_groups import model_override_base
+    from sglang.srt.runtime_context import override_platform
 
     from sglang_dcp_block.patches.facts import facts_of
 
@@ -113,9 +114,12 @@ def facts_by_field(record: Any, changes: dict[str, dict[str, Any]]) -> dict[str,
     for name, change in changes.items():
         record._resolved_overrides.append(("test", change.get("fields", {})))
         changed_model = Changed(model, change.get("model", {}))
+        if "hf_config" in change:
+            changed_model.hf_config = Changed(model.hf_config, change["hf_config"])
         with (
             mock.patch.object(model_override_base, "model_config_of", lambda _, m=changed_model: m),
             mock.patch.dict(os.environ, change.get("environ", {})),
+            override_platform(**change.get("platform", {})),
         ):
             facts = facts_of(record, 8)
         record._resolved_overrides.pop()
@@ -125,6 +129,13 @@ def facts_by_field(record: Any, changes: dict[str, dict[str, Any]]) -> dict[str,
             if getattr(facts, field.name) != getattr(base, field.name)
         }
     return {"base": dataclasses.asdict(base), "changes": found}
+
+
+def facts_of_case(case: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a case, resolved without blocks and so without being refused."""
+    from sglang_dcp_block.patches.facts import facts_of
+
+    return dataclasses.asdict(facts_of(resolve(case), 8))
 
 
 class Changed:
@@ -181,6 +192,7 @@ def main() -> None:
     plugins.load_plugins()
     results["cases"] = {name: outcome_of(case) for name, case in order["cases"].items()}
     results["facts"] = facts_by_field(resolve(order["facts"]["case"]), order["facts"]["changes"])
+    results["models"] = {name: facts_of_case(case) for name, case in order["models"].items()}
     results["registered"] = registered()
     Path(sys.argv[1]).write_text(json.dumps(results))
 

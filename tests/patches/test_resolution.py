@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from children import run_script
-from sglang_dcp_block.cpu.checkpoints import write_tiny
+from sglang_dcp_block.cpu.checkpoints import tiny_config, write_tiny
 from sglang_dcp_block.support import Facts
 
 Outcome = dict[str, Any]
@@ -39,7 +39,7 @@ def with_keywords(model: str, **keywords: Any) -> dict[str, Any]:
     return {"keywords": {**common, **keywords}}
 
 
-def cases_of(model: str, yaml: str) -> dict[str, dict[str, Any]]:
+def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
     flag = "--dcp-block-size"
     return {
         "nothing asked for": with_argv(model),
@@ -78,6 +78,11 @@ def cases_of(model: str, yaml: str) -> dict[str, dict[str, Any]]:
             model, flag, "16", "--decode-attention-backend", "triton", device="cuda", platform=HOPPER
         ),
         "Blackwell": with_argv(model, flag, "16", device="cuda", platform=BLACKWELL),
+        "Hopper, MLA": with_argv(mla, flag, "16", device="cuda", platform=HOPPER),
+        "Blackwell, MLA": with_argv(mla, flag, "16", device="cuda", platform=BLACKWELL),
+        "Hopper, MLA, flashmla": with_argv(
+            mla, flag, "16", "--attention-backend", "flashmla", device="cuda", platform=HOPPER
+        ),
         "several": with_argv(
             model, flag, "6", "--page-size", "16", "--attention-backend", "torch_native", "--disable-radix-cache"
         ),
@@ -122,9 +127,46 @@ FACTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sliding window": ({"model": {"is_hybrid_swa": True}}, {"has_sliding_window": True}),
     "chunked attention": ({"model": {"attention_chunk_size": 8192}}, {"has_sliding_window": True}),
     "sinks": ({"model": {"has_attention_sinks": True}}, {"has_attention_sinks": True}),
-    "linear": ({"model": {"linear_attn_registry_result": []}}, {"is_hybrid_linear": True}),
+    "linear": ({"model": {"linear_attn_registry_result": ["a spec", "a config"]}}, {"is_hybrid_linear": True}),
     "encoder-decoder": ({"model": {"is_encoder_decoder": True}}, {"is_encoder_decoder": True}),
+    # A real DSA configuration cannot be resolved without a GPU: SGLang asks for its compute capability.
+    "DSA": ({"hf_config": {"architectures": ["DeepseekV32ForCausalLM"], "index_topk": 2048}}, {"is_dsa": True}),
+    "CUDA": ({"fields": {"device": "cuda"}, "platform": {"is_cuda": True}}, {"platform": "cuda"}),
+    "ROCm": ({"fields": {"device": "cuda"}, "platform": {"is_hip": True}}, {"platform": "hip"}),
+    "NPU": ({"fields": {"device": "npu"}, "platform": {"is_npu": True}}, {"platform": "npu"}),
+    "CPU run beside a GPU": ({"platform": {"is_cuda": True}}, {}),
 }
+
+# Configurations of real model families, made small: SGLang's own reading of them -> the facts that must follow.
+SMALL = {
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 2048, "torch_dtype": "float32",
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gpt_oss": (
+        {**SMALL, "architectures": ["GptOssForCausalLM"], "sliding_window": 128, "num_local_experts": 4,
+         "layer_types": ["sliding_attention", "full_attention"] * 2},
+        {"has_sliding_window": True, "has_attention_sinks": True},
+    ),
+    "qwen3_next": (
+        {**SMALL, **EXPERTS, "architectures": ["Qwen3NextForCausalLM"], "shared_expert_intermediate_size": 32},
+        {"is_hybrid_linear": True},
+    ),
+    "mllama": (
+        {"architectures": ["MllamaForConditionalGeneration"]},
+        {"is_encoder_decoder": True, "num_attention_heads": 32, "num_kv_heads": 8},
+    ),
+    "llama4": (
+        {"architectures": ["Llama4ForConditionalGeneration"]},
+        {"has_sliding_window": True, "num_attention_heads": 40, "num_kv_heads": 8},
+    ),
+    "llama": ({**SMALL, "architectures": ["LlamaForCausalLM"]}, {}),
+    "qwen3": ({**SMALL, "architectures": ["Qwen3ForCausalLM"]}, {}),
+    "deepseek_v3": (
+        tiny_config("mla"), {"is_mla": True, "num_attention_heads": 8, "num_kv_heads": 8},
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -140,12 +182,19 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "variable": with_argv(model, environ={VARIABLE: "16"}),
         },
         "engine": {"model_path": model, "device": "cpu", "dcp_block_size": 16},
-        "cases": cases_of(model, str(yaml)),
+        "cases": cases_of(model, str(write_tiny("mla", folder / "mla")), str(yaml)),
         "facts": {
             "case": with_argv(model, "--dcp-block-size", "8"),
             "changes": {name: change for name, (change, _) in FACTS.items()},
         },
+        "models": {},
     }
+    for name, (config, _) in MODELS.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps({"model_type": name, **config}))
+        order["models"][name] = with_argv(
+            str(folder / name), "--attention-backend", "triton", "--disable-radix-cache"
+        )
     return run_script("resolve_cases.py", order)
 
 
@@ -219,17 +268,24 @@ class TestSizes:
 class TestBackends:
     @pytest.mark.parametrize(
         ("case", "default"),
-        [("Hopper", "fa3"), ("Blackwell", "trtllm_mha"), ("16", "(torch_native|intel_amx)")],
+        [
+            ("Hopper", "fa3"),
+            ("Blackwell", "trtllm_mha"),
+            ("16", "(torch_native|intel_amx)"),
+            ("Hopper, MLA", "fa3"),
+            ("Blackwell, MLA", "trtllm_mla"),
+        ],
     )
     def test_a_default_that_cannot_read_blocks_is_replaced_and_said(
         self, answers: dict[str, Any], case: str, default: str
     ) -> None:
         outcome = answers["cases"][case]
-        assert outcome["backends"] == ["triton", "triton"]
+        taken = "flashinfer" if "MLA" in case else "triton"
+        assert outcome["backends"] == [taken, taken]
         (said,) = [line for line in outcome["warnings"] if "attention-backend" in line]
         assert re.fullmatch(
             "--dcp-block-size 16: --attention-backend is unset and SGLang's default here, "
-            f"{default}, cannot read blocks; taking triton.",
+            f"{default}, cannot read blocks; taking {taken}.",
             said,
         )
 
@@ -246,8 +302,14 @@ class TestBackends:
     @pytest.mark.parametrize("case", ["Hopper, fa3", "Hopper, decode only"])
     def test_a_named_one_without_a_block_path_is_refused(self, answers: dict[str, Any], case: str) -> None:
         text = refusal(answers["cases"][case])
-        assert "got attention backend fa3. Pass --attention-backend triton" in text
+        assert "expected triton for GQA and MHA models" in text
+        assert "got attention backend fa3. Pass one of these as --attention-backend" in text
         assert text.startswith("BlockSizeError: --dcp-block-size 16 cannot be used here:")
+
+    def test_a_named_one_of_mla_too(self, answers: dict[str, Any]) -> None:
+        """flashmla forces pages of 64 tokens, so the block still fits: the backend is the one reason."""
+        first, reason = refusal(answers["cases"]["Hopper, MLA, flashmla"]).splitlines()
+        assert "flashinfer or triton for MLA models, got attention backend flashmla." in reason
 
 
 class TestRefused:
@@ -324,7 +386,16 @@ class TestFacts:
         _, facts = FACTS[name]
         assert answers["facts"]["changes"][name] == facts
 
-    def test_each_is_read_from_somewhere(self) -> None:
-        read = {fact for _, facts in FACTS.values() for fact in facts}
-        unread = {field.name for field in dataclasses.fields(Facts)} - read
-        assert unread == {"block_size", "platform", "is_mla", "num_attention_heads", "num_kv_heads", "is_dsa"}
+    @pytest.mark.parametrize("name", MODELS)
+    def test_follows_the_model(self, answers: dict[str, Any], name: str) -> None:
+        _, expected = MODELS[name]
+        found = answers["models"][name]
+        usual = {"num_attention_heads": 8, "num_kv_heads": 2, "block_size": 8}
+        asked = [fact for fact in found if fact.startswith(("is_", "has_", "num_"))]
+        assert {fact: found[fact] for fact in asked} == {
+            fact: expected.get(fact, usual.get(fact, False)) for fact in asked
+        }
+
+    def test_each_is_seen_to_change(self) -> None:
+        seen = {fact for cases in (FACTS, MODELS) for _, facts in cases.values() for fact in facts}
+        assert {field.name for field in dataclasses.fields(Facts)} - seen == {"block_size"}

@@ -206,7 +206,7 @@ class TestTargets:
     def test_replaces_functions_and_methods(self, module: ModuleType) -> None:
         replace_function("fake_upstream:top", lambda a, b: "new")
         replace_function("fake_upstream:Class.method", lambda self, a: "new method")
-        assert (module.top(1), module.Class().method(1)) == ("new", "new method")
+        assert (module.top(1, 2), module.Class().method(1)) == ("new", "new method")
 
     @pytest.mark.parametrize("path", ["gone", "Class.gone", "Gone.method"])
     def test_missing_target_names_itself_and_the_version(self, module: ModuleType, path: str) -> None:

@@ -32,9 +32,7 @@ def _neutralise_kernel(
             tl.store(lse_ptr + row * lse_stride + h * lse_head_stride, minus_infinity, mask=h < heads)
 
 
-def neutralise_empty(
-    out: torch.Tensor, lse: torch.Tensor, kv_indptr: torch.Tensor, *, tile: int = launch.TILE
-) -> None:
+def neutralise_empty(out: torch.Tensor, lse: torch.Tensor, kv_indptr: torch.Tensor, *, tile: int = launch.TILE) -> None:
     """Set out = 0 and LSE = -inf, in place, for each request whose share on this rank is empty.
 
     Args:

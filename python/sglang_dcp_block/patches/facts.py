@@ -19,6 +19,7 @@ def facts_of(server_args: Any, block_size: int) -> Facts:
     """The resolved configuration of ``server_args`` as plain data."""
     from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of
     from sglang.srt.arg_groups.overrides import resolving_view
+    from sglang.srt.configs.hybrid_arch import mambaish_config
     from sglang.srt.configs.model_config import is_deepseek_dsa
 
     cfg = resolving_view(server_args)
@@ -43,7 +44,7 @@ def facts_of(server_args: Any, block_size: int) -> Facts:
         is_dsa=bool(is_deepseek_dsa(model.hf_config)),
         has_sliding_window=bool(model.is_hybrid_swa or model.attention_chunk_size),
         has_attention_sinks=bool(model.has_attention_sinks),
-        is_hybrid_linear=model.linear_attn_registry_result is not None,
+        is_hybrid_linear=mambaish_config(model) is not None,
         is_encoder_decoder=bool(model.is_encoder_decoder),
         unified_memory=bool(cfg.enable_unified_memory),
         hierarchical_cache=bool(cfg.enable_hierarchical_cache),

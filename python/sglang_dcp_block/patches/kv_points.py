@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from sglang_dcp_block.patches import lengths, mla_decode, mla_gather, reads, triton_gqa, write_door
+from sglang_dcp_block.patches import lengths, mla_decode, mla_gather, reads, triton_gqa, triton_mla, write_door
 from sglang_dcp_block.patches.register import Kind, PatchPoint
 
 _LAYOUT_UPSTREAM = "interleave_size passed through upstream's DCP layout on CUDA, as on NPU"
+_TRITON_MLA_UPSTREAM = "MLA under DCP in upstream's Triton backend"
 
 # In every scheduler: the layout itself.
 KV_POINTS: tuple[PatchPoint, ...] = (
@@ -70,6 +71,27 @@ KV_POINTS: tuple[PatchPoint, ...] = (
         "Copies of KV to the host take this rank's rows of a run of slots, also of one that ends inside a block.",
         _LAYOUT_UPSTREAM, mla_gather.rows_of_run,
     ),
+    PatchPoint(
+        "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.forward_decode", Kind.AROUND,
+        "Triton MLA decode: queries come gathered, and the model wants the LSE.",
+        _TRITON_MLA_UPSTREAM, triton_mla.decode,
+    ),
+    PatchPoint(
+        "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.forward_extend", Kind.AROUND,
+        "Triton MLA extend: the prefix lies in the gathered buffer.",
+        _TRITON_MLA_UPSTREAM, triton_mla.extend,
+    ),
+    PatchPoint(
+        "sglang.srt.models.deepseek_common.attention_forward_methods.forward_mla.is_mla_dcp_lse_base_on_e", Kind.AROUND,
+        "The merge of Triton MLA's partial outputs uses natural logarithms.",
+        _TRITON_MLA_UPSTREAM, triton_mla.triton_lse_is_natural,
+    ),
+    PatchPoint(
+        "sglang.srt.models.deepseek_common.attention_forward_methods.forward_mla.DeepseekMLAForwardMixin.init_mla_forward",
+        Kind.AFTER,
+        "Admit triton to the backends of the absorbed path; without it the merge has no LSE.",
+        _TRITON_MLA_UPSTREAM, triton_mla.admit_triton,
+    ),
 )  # fmt: skip
 
 RELIED_ON: tuple[PatchPoint, ...] = tuple(
@@ -77,8 +99,6 @@ RELIED_ON: tuple[PatchPoint, ...] = tuple(
     for target, why in (
         ("sglang.srt.layers.attention.triton_backend.TritonAttnBackend._forward_extend_dcp",
          "Leaves out the prefix collectives exactly where the index array is empty."),
-        ("sglang.srt.layers.attention.triton_backend.TritonAttnBackend.forward_decode",
-         "Fills LSE with -inf first, so a rank without KV is neutral in the merge."),
         ("sglang.srt.layers.attention.triton_backend.TritonAttnBackend._update_decode_kv_buffers",
          "CUDA graph capture and replay fill their buffers through _dcp_kv_indices."),
         ("sglang.srt.layers.attention.triton_backend.TritonAttnBackend._dcp_lens",
@@ -105,6 +125,9 @@ RELIED_ON: tuple[PatchPoint, ...] = tuple(
          "Plans over the narrowed stream and translates its slots to rows afterwards, in place."),
         ("sglang.srt.layers.attention.flashinfer_mla_backend.FlashInferMLAAttnBackend._apply_cuda_graph_metadata",
          "Replay fills kv_len_arr_cpu with this rank's lengths before planning."),
+        ("sglang.srt.models.deepseek_common.attention_forward_methods.forward_mla.DeepseekMLAForwardMixin."
+         "forward_absorb_core",
+         "Takes (out, LSE) from the backends of the absorbed path, and merges with the named LSE base."),
         ("sglang.srt.mem_cache.memory_pool.MLATokenToKVPool.set_mla_kv_buffer",
          "Writes id // dcp_size on rank id % dcp_size."),
     )

@@ -81,31 +81,32 @@ class PagedMla:
         self,
         qo_indptr: torch.Tensor,
         kv_indptr: torch.Tensor,
-        kv_indices: torch.Tensor,
-        kv_len_arr: torch.Tensor,
+        rows: torch.Tensor,
+        local_lens: torch.Tensor,
         num_heads: int,
-        head_dim_ckv: int,
-        head_dim_kpe: int,
+        latent_width: int,
+        rope_width: int,
         page_size: int,
         causal: bool,
-        sm_scale: float,
-        q_data_type: torch.dtype,
-        kv_data_type: torch.dtype,
+        scale: float,
+        q_dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        /,
     ) -> None:
-        """Keep a batch's layout; ``kv_indices`` are rows of the cache, those of request ``i`` at ``kv_indptr[i:i+2]``.
+        """Keep a batch's layout; ``rows`` are those of the cache, for request ``i`` from ``kv_indptr[i]`` on.
 
         Raises:
-            ValueError: pages are longer than a token, or lengths and ``kv_indptr`` disagree (as FlashInfer checks).
+            ValueError: pages are longer than a token, or ``local_lens`` and ``kv_indptr`` disagree, as in FlashInfer.
         """
         if page_size != 1:
             raise ValueError(f"CPU stand-in for FlashInfer MLA: expected page_size 1, got {page_size}")
         self._queries, self._keys = list(_spans(qo_indptr.tolist())), list(_spans(kv_indptr.tolist()))
-        spans, lengths = [span.stop - span.start for span in self._keys], kv_len_arr.tolist()
-        if spans != lengths:
-            raise ValueError(f"CPU stand-in for FlashInfer MLA: expected kv_len_arr {spans}, got {lengths}")
+        spans, lens = [span.stop - span.start for span in self._keys], local_lens.tolist()
+        if spans != lens:
+            raise ValueError(f"CPU stand-in for FlashInfer MLA: expected kv_len_arr {spans}, got {lens}")
         # A copy: the caller reuses the buffer, and FlashInfer's plan is a snapshot too.
-        self._rows = kv_indices.long().clone()
-        self._causal, self._scale = causal, sm_scale
+        self._rows = rows.long().clone()
+        self._causal, self._scale = causal, scale
 
     def run(
         self,
