@@ -19,6 +19,7 @@ os.environ.update(cpu_environment(1))
 sys.path.insert(0, str(PRELOAD))
 
 import dcp_block_torchvision
+
 from flavours import FLAVOURS, Flavour
 
 dcp_block_torchvision.install()

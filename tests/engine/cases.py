@@ -6,8 +6,9 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-import reference
 import torch
+
+import reference
 from session import Completion, EngineSession
 
 TOLERANCE = 1e-4  # log-probabilities, fp32
@@ -101,7 +102,9 @@ def keys_by_position(state: dict[str, Any]) -> dict[tuple[int, ...], list[torch.
     }
 
 
-def assert_placed(states: list[dict[str, Any]], keys_of: dict[tuple[int, ...], list[torch.Tensor]], block: int, at_least: int = 20) -> None:
+def assert_placed(
+    states: list[dict[str, Any]], keys_of: dict[tuple[int, ...], list[torch.Tensor]], block: int, at_least: int = 20
+) -> None:
     """Each rank's pool holds each of its tokens in the row that dealing one by one gives."""
     for state in states:
         rank, size, virtual_page = state["dcp_rank"], state["dcp_size"], state["virtual_page"]

@@ -23,7 +23,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def start(flavour, checkpoints, tmp_path_factory):
     """start(model=..., tp=..., dcp=..., block=..., **engine arguments) -> EngineSession; use it with ``with``."""
 
-    def start(*, model="gqa", overrides=None, tp=1, dcp=1, block=None, of=flavour, environ=None, mutants=False, **kwargs):
+    def start(
+        *, model="gqa", overrides=None, tp=1, dcp=1, block=None, of=flavour, environ=None, mutants=False, **kwargs
+    ):
         arguments = {**BASE, "model_path": str(checkpoints(model, **(overrides or {}))), "tp_size": tp, **kwargs}
         if dcp > 1:
             arguments["dcp_size"] = dcp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from cases import PROMPTS, answers_of, assert_nothing_lost, assert_placed, assert_same, differences
 from flavours import STOCK
 from session import EngineFailed

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sglang_dcp_block.kernels import compact_indices, kv_indices, place_slots
+from sglang_dcp_block.kernels import compact_indices, kv_indices, neutralise, slot_maps
 
 CONSTANTS = {"P": 8, "B": 64, "TILE": 512}
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -39,13 +39,26 @@ def variants() -> dict[str, str]:
     """Each kernel in the types that the engine, and the launcher's contract, can give it."""
     done = {}
     for index in ("i32", "i64"):
-        done[f"place_slots {index}"] = compile_to_ttir(
-            place_slots._place_slots_kernel,
-            slots_ptr=f"*{index}",
-            out_ptr=f"*{index}",
-            num_slots="i32",
-            slots_stride="i32",
+        for to_rows in (False, True):
+            done[f"map_slots {index} to_rows {to_rows}"] = compile_to_ttir(
+                slot_maps._map_slots_kernel,
+                TO_ROWS=to_rows,
+                slots_ptr=f"*{index}",
+                out_ptr=f"*{index}",
+                num_slots="i32",
+                slots_stride="i32",
+                out_stride="i32",
+            )
+        done[f"neutralise_empty {index}"] = compile_to_ttir(
+            neutralise._neutralise_kernel,
+            out_ptr="*bf16",
+            lse_ptr="*fp32",
+            kv_indptr_ptr=f"*{index}",
+            row_size="i32",
+            heads="i32",
             out_stride="i32",
+            lse_stride="i32",
+            lse_head_stride="i32",
         )
         done[f"compact_kv_indices {index}"] = compile_to_ttir(
             compact_indices._compact_kv_indices_kernel,

@@ -4,10 +4,10 @@ import doctest
 
 import pytest
 
-from sglang_dcp_block.kernels import compact_indices, kv_indices, place_slots
+from sglang_dcp_block.kernels import compact_indices, kv_indices, neutralise, slot_maps
 
 
-@pytest.mark.parametrize("module", [place_slots, kv_indices, compact_indices])
+@pytest.mark.parametrize("module", [slot_maps, kv_indices, compact_indices, neutralise])
 def test_examples(module) -> None:
     results = doctest.testmod(module)
     assert results.attempted > 0

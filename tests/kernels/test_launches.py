@@ -11,7 +11,7 @@ from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.kernels import launch
 from sglang_dcp_block.kernels.compact_indices import compact_kv_indices
 from sglang_dcp_block.kernels.kv_indices import build_kv_indices
-from sglang_dcp_block.kernels.place_slots import place_slots
+from sglang_dcp_block.kernels.slot_maps import place_slots
 
 LAYOUT = DcpLayout(4, 16)
 HOST_READS = ["item", "tolist", "numpy", "cpu", "__int__", "__bool__", "__index__", "__float__"]

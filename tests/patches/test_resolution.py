@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from children import run_script
+
 from sglang_dcp_block.cpu.checkpoints import tiny_config, write_tiny
 from sglang_dcp_block.support import Facts
 
@@ -99,7 +100,8 @@ FACTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tp_size": ({"fields": {"tp_size": 8}}, {"tp_size": 8}),
     "attention DP": ({"fields": {"tp_size": 8, "attn_dp_size": 2}}, {"tp_size": 4}),
     "attention CP": (
-        {"fields": {"tp_size": 8, "attn_cp_size": 2}}, {"tp_size": 4, "prefill_context_parallel": True},
+        {"fields": {"tp_size": 8, "attn_cp_size": 2}},
+        {"tp_size": 4, "prefill_context_parallel": True},
     ),
     "backend": ({"fields": {"attention_backend": "fa3"}}, {"prefill_backend": "fa3", "decode_backend": "fa3"}),
     "decode backend": ({"fields": {"decode_attention_backend": "fa3"}}, {"decode_backend": "fa3"}),
@@ -192,9 +194,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, (config, _) in MODELS.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps({"model_type": name, **config}))
-        order["models"][name] = with_argv(
-            str(folder / name), "--attention-backend", "triton", "--disable-radix-cache"
-        )
+        order["models"][name] = with_argv(str(folder / name), "--attention-backend", "triton", "--disable-radix-cache")
     return run_script("resolve_cases.py", order)
 
 
@@ -376,8 +376,15 @@ class TestFacts:
     def test_base(self, answers: dict[str, Any]) -> None:
         assert answers["facts"]["base"] == dataclasses.asdict(
             Facts(
-                block_size=8, page_size=8, dcp_size=2, tp_size=2, platform="cpu", is_mla=False,
-                num_attention_heads=8, num_kv_heads=1, transfer_backend="mooncake",
+                block_size=8,
+                page_size=8,
+                dcp_size=2,
+                tp_size=2,
+                platform="cpu",
+                is_mla=False,
+                num_attention_heads=8,
+                num_kv_heads=1,
+                transfer_backend="mooncake",
             )  # fmt: skip
         )
 

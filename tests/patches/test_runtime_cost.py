@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from counting import counted
 
+from counting import counted
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.patches import active, mla_decode, reads, triton_gqa, write_door
 
@@ -80,7 +80,7 @@ def test_kv_write_of_a_layer(backend):
 def test_write_door_is_one_launch_an_iteration():
     with counted() as count:
         write_door.write_ids(torch.tensor([0, 3, 9, 40]))
-    assert dict(count.launches) == {"triton:_place_slots_kernel": 1}
+    assert dict(count.launches) == {"triton:_map_slots_kernel": 1}
     assert count.syncs == 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+
 from sglang_dcp_block.cpu import smollm2
 from sglang_dcp_block.cpu.checkpoints import CONFIGS, MARKER, tiny_config, weight_shapes, write_tiny
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+
 from sglang_dcp_block import config
 from sglang_dcp_block.config import BlockSizeError, Request
 

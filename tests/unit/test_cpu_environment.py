@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 import torch
+
 from sglang_dcp_block.cpu import cpu_environment, plugin
 from sglang_dcp_block.cpu.environment import DEFAULTS, PRELOAD, REQUIRED, SWITCH
 from sglang_dcp_block.cpu.preload import sgl_kernel

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import reference
 from sglang_dcp_block.dcp.gather import local_share, plan_gather
 from sglang_dcp_block.dcp.layout import DcpLayout
 

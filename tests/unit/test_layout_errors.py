@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from sglang_dcp_block.dcp.layout import DcpLayout
 
 LAYOUT = DcpLayout(4, 4)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import reference
 from sglang_dcp_block.dcp.layout import DcpLayout
 
 laws = settings(deadline=None, max_examples=150)

@@ -6,6 +6,7 @@ import doctest
 
 import numpy as np
 import pytest
+
 import reference
 from sglang_dcp_block.dcp import layout as layout_module
 from sglang_dcp_block.dcp.layout import DcpLayout

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sglang_dcp_block.dcp.layout import DcpLayout
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from sglang_dcp_block.dcp.layout import DcpLayout
 
 DTYPES = ["int32", "int64"]
 TOP = {"int32": 2**31 - 1, "int64": 2**63 - 1}

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import pytest
+
 from sglang_dcp_block import support
 from sglang_dcp_block.config import FLAG, BlockSizeError
 from sglang_dcp_block.support import RULES, Facts, Rule, refusals
@@ -32,7 +33,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"block_size": 128}, "block size 128 with page size 64"),
         ({"page_size": 1}, "block size 16 with page size 1"),
     ],
-    "platforms other than CUDA": [({"platform": p}, f"platform {p}") for p in ("hip", "npu", "xpu", "musa", "mps", "hpu")],
+    "platforms other than CUDA": [
+        ({"platform": p}, f"platform {p}") for p in ("hip", "npu", "xpu", "musa", "mps", "hpu")
+    ],
     "attention backends without a block path": [
         ({"decode_backend": "fa3"}, "attention backend fa3"),
         ({"prefill_backend": "flashmla"}, "attention backend flashmla"),
@@ -200,4 +203,3 @@ def test_kv_heads_are_refused_exactly_where_a_group_mixes_them(tp_size: int) -> 
             assert [line.partition(":")[0] for line in lines] == ["KV heads split inside a DCP group"] * mixed, (
                 tp_size, dcp_size, num_kv_heads,
             )  # fmt: skip
-

@@ -50,7 +50,10 @@ def plan_gather(
     ((2, 4), [0, 1, 4, 5, 6, 7])
     """
     counts = np.array(
-        [[layout.local_len(n, rank, start) for n, start in zip(lens, starts, strict=True)] for rank in range(layout.dcp_size)],
+        [
+            [layout.local_len(n, rank, start) for n, start in zip(lens, starts, strict=True)]
+            for rank in range(layout.dcp_size)
+        ],
         dtype=np.int64,
     ).reshape(layout.dcp_size, len(lens))
     sent = counts.sum(axis=1)

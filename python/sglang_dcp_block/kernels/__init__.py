@@ -2,7 +2,7 @@
 
     device            the layout's maps as device functions, proved equal to ``dcp/layout.py`` by a test
     launch            what the launchers share: which machine runs a kernel, grid sizes, argument checks
-    place_slots       slot -> placed slot, at the write door
+    slot_maps         slot -> placed slot at the write door, and slot -> row
     kv_indices        this rank's rows of a batch, read from ``req_to_token``
     compact_indices   this rank's slots of a batch, picked from a stream of all slots
 

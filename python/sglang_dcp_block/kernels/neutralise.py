@@ -20,16 +20,15 @@ from sglang_dcp_block.kernels import launch
 def _neutralise_kernel(
     out_ptr, lse_ptr, kv_indptr_ptr, row_size, heads, out_stride, lse_stride, lse_head_stride, TILE: tl.constexpr
 ):
-    request = tl.program_id(0)
+    request = tl.program_id(0).to(tl.int64)
     if tl.load(kv_indptr_ptr + request + 1) == tl.load(kv_indptr_ptr + request):
-        row = request.to(tl.int64)
         for begin in range(0, row_size, TILE):
-            i = begin + tl.arange(0, TILE)
-            tl.store(out_ptr + row * out_stride + i, tl.zeros([TILE], out_ptr.dtype.element_ty), mask=i < row_size)
+            i = begin + tl.arange(0, TILE).to(tl.int64)
+            tl.store(out_ptr + request * out_stride + i, tl.zeros([TILE], out_ptr.dtype.element_ty), mask=i < row_size)
         for begin in range(0, heads, TILE):
-            h = begin + tl.arange(0, TILE)
+            h = begin + tl.arange(0, TILE).to(tl.int64)
             minus_infinity = tl.full([TILE], float("-inf"), tl.float32)
-            tl.store(lse_ptr + row * lse_stride + h * lse_head_stride, minus_infinity, mask=h < heads)
+            tl.store(lse_ptr + request * lse_stride + h * lse_head_stride, minus_infinity, mask=h < heads)
 
 
 def neutralise_empty(out: torch.Tensor, lse: torch.Tensor, kv_indptr: torch.Tensor, *, tile: int = launch.TILE) -> None:

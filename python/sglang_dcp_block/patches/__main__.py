@@ -21,7 +21,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--docs", type=Path, metavar="FILE", help="write the Markdown table of the patch points")
     parser.add_argument(
-        "--learn", action="store_true", help="record the installed SGLang's fingerprints as known (maintainers, after review)"
+        "--learn",
+        action="store_true",
+        help="record the installed SGLang's fingerprints as known (maintainers, after review)",
     )
     args = parser.parse_args(argv)
     if args.learn:

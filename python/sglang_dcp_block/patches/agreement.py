@@ -77,7 +77,9 @@ def require_agreement(infos: Sequence[Mapping[str, Any]], block_size: int, diges
     merged = merged_report(infos)
     if (merged["block_size"], merged["digest"]) != (block_size, digest):
         raise DisagreementError(
-            _explain(f"expected block size {block_size} and digest {digest}, schedulers are armed with {_layout(merged)}")
+            _explain(
+                f"expected block size {block_size} and digest {digest}, schedulers are armed with {_layout(merged)}"
+            )
         )
     if merged["num_ranks"] != num_ranks:
         raise DisagreementError(

@@ -119,5 +119,3 @@ def _schedulers_on_node(server_args: Any) -> int:
 
     cfg = resolving_view(server_args)
     return compute_world_size(dp_size=cfg.dp_size, tp_size=cfg.tp_size, pp_size=cfg.pp_size) // int(cfg.nnodes)
-
-

@@ -54,7 +54,8 @@ def from_tree(target: str, tree: Path) -> str:
         if node is None:
             raise TargetMissingError(f"{file.relative_to(tree)} defines no {'.'.join(qualname)}")
         body = getattr(node, "body", [])
-    assert isinstance(node, _DEFINITION)
+    if not isinstance(node, _DEFINITION):
+        raise TargetMissingError(f"{file.relative_to(tree)} is a module, not a definition")
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     # Not splitlines(): the parser does not count form feeds and Unicode separators as line ends.
     return of_source("\n".join(text.split("\n")[first - 1 : node.end_lineno]))

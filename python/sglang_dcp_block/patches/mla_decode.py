@@ -47,7 +47,9 @@ def plan_decode(
     return num_owned
 
 
-def decode_with_empty_ranks(original: Any, self: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+def decode_with_empty_ranks(
+    original: Any, self: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any
+) -> Any:
     """AROUND ``FlashInferMLAAttnBackend.forward_decode``: neutral output for requests without KV on this rank.
 
     Upstream hands the wrapper uninitialised memory to write to; its all-to-all merge has no guard against NaN.

@@ -80,7 +80,14 @@ def own_prefix_rows(
     Upstream takes every dcp_size-th entry of the whole batch's prefix stream.
     """
     metadata = original(
-        seq_lens, extend_prefix_lens, extend_prefix_lens_cpu, extend_seq_lens, req_pool_indices, req_to_token, *args, **kwargs
+        seq_lens,
+        extend_prefix_lens,
+        extend_prefix_lens_cpu,
+        extend_seq_lens,
+        req_pool_indices,
+        req_to_token,
+        *args,
+        **kwargs,
     )
     if metadata is None:
         return None
@@ -98,7 +105,9 @@ def own_prefix_rows(
     return metadata
 
 
-def own_chunk(kv_indices: torch.Tensor, chunk_starts_cpu: torch.Tensor, chunk_seq_lens_cpu: torch.Tensor) -> torch.Tensor:
+def own_chunk(
+    kv_indices: torch.Tensor, chunk_starts_cpu: torch.Tensor, chunk_seq_lens_cpu: torch.Tensor
+) -> torch.Tensor:
     """REPLACE ``layers.dcp.layout.filter_dcp_local_chunk_kv_indices``: this rank's slots of each request's chunk.
 
     Args:

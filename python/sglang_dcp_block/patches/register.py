@@ -95,7 +95,9 @@ def verify(points: Iterable[PatchPoint]) -> None:
     Raises:
         PatchError: naming those that do not.
     """
-    _refuse([f"{p.target}: SGLang's HookRegistry did not apply our {p.kind.value} hook" for p in points if not _runs(p)])
+    _refuse(
+        [f"{p.target}: SGLang's HookRegistry did not apply our {p.kind.value} hook" for p in points if not _runs(p)]
+    )
 
 
 def digest(points: Iterable[PatchPoint], block_size: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dcp_block.kernels.place_slots import place_slots
+from sglang_dcp_block.kernels.slot_maps import place_slots
 from sglang_dcp_block.patches.active import layout
 
 
@@ -23,7 +23,9 @@ def open_write_door(result: None, translator: Any, *, is_draft_worker: bool = Fa
     if is_draft_worker:
         return
     if translator.is_translating:
-        raise RuntimeError("expected a static KV pool, got one that translates ids: start without --enable-unified-memory")
+        raise RuntimeError(
+            "expected a static KV pool, got one that translates ids: start without --enable-unified-memory"
+        )
     translator._spaces[IdSpaceKind.FULL] = IdSpace(key=(IdSpaceKind.FULL, "dcp-block"), write=write_ids)
 
 

@@ -1,4 +1,4 @@
-"""place_slots: kernel, torch twin and oracle agree bit by bit; ``% P`` and ``// P`` then find owner and row."""
+"""place_slots and slot_rows: kernels, torch twins and oracle agree bit by bit."""
 
 import batches
 import pytest
@@ -6,7 +6,7 @@ import torch
 from batches import SENTINEL, TILE
 
 from sglang_dcp_block.dcp.layout import DcpLayout
-from sglang_dcp_block.kernels.place_slots import place_slots, place_slots_torch
+from sglang_dcp_block.kernels.slot_maps import place_slots, place_slots_torch, slot_rows, slot_rows_torch
 
 DTYPES = [torch.int32, torch.int64]
 
@@ -106,3 +106,15 @@ def test_identity_without_blocks(P: int, B: int) -> None:
 def test_what_does_not_fit_is_refused(place, slots, out, error, message) -> None:
     with pytest.raises(error, match=message):
         place(slots, DcpLayout(2, 2), out)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("P", "B"), batches.SIZES)
+def test_rows_of_every_slot(P: int, B: int, dtype: torch.dtype) -> None:
+    slots = torch.arange(-3, batches.MAX_SLOT, dtype=dtype)
+    guarded = torch.full((len(slots) + 2,), SENTINEL, dtype=dtype)
+    rows = slot_rows(slots, DcpLayout(P, B), guarded[1:-1], tile=TILE)
+    assert guarded[[0, -1]].tolist() == [SENTINEL] * 2
+    assert rows.tolist() == [-1] * 3 + [row for _, row in batches.dealt_slots(P, B)]
+    assert torch.equal(slot_rows_torch(slots, DcpLayout(P, B)), rows)
+    assert torch.equal(slot_rows(slots, DcpLayout(P, B)), rows)
