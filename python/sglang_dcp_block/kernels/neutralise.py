@@ -21,7 +21,7 @@ def _neutralise_kernel(
     out_ptr, lse_ptr, kv_indptr_ptr, row_size, heads, out_stride, lse_stride, lse_head_stride, TILE: tl.constexpr
 ):
     request = tl.program_id(0).to(tl.int64)
-    if tl.load(kv_indptr_ptr + request + 1) == tl.load(kv_indptr_ptr + request):
+    if tl.load(kv_indptr_ptr + (request + 1)) == tl.load(kv_indptr_ptr + request):
         for begin in range(0, row_size, TILE):
             i = begin + tl.arange(0, TILE).to(tl.int64)
             tl.store(out_ptr + request * out_stride + i, tl.zeros([TILE], out_ptr.dtype.element_ty), mask=i < row_size)
