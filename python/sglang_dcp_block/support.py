@@ -13,7 +13,10 @@ from sglang_dcp_block.config import FLAG, BlockSizeError
 
 # Attention backends whose DCP path understands blocks, by the kind of attention.
 GQA_BACKENDS = ("triton",)
-MLA_BACKENDS = ("flashinfer", "triton")
+MLA_BACKENDS = ("flashinfer", "triton", "trtllm_mla", "cutedsl_mla")
+# Decode kernels that take page tables, with the page sizes in tokens that they know.
+PAGE_TABLE_BACKENDS = ("trtllm_mla", "cutedsl_mla")
+PAGE_TABLE_SIZES = (32, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,11 @@ class Facts:
         return MLA_BACKENDS if self.is_mla else GQA_BACKENDS
 
     @property
+    def is_triton_mla_under_dcp(self) -> bool:
+        """A path that SGLang lacks and the plugin adds, also with block size 1."""
+        return self.is_mla and self.dcp_size > 1 and "triton" in (self.prefill_backend, self.decode_backend)
+
+    @property
     def kv_head_groups(self) -> int:
         """Over how many DCP groups the KV heads are dealt: tp_size // dcp_size."""
         return max(1, self.tp_size // self.dcp_size)
@@ -82,6 +90,13 @@ def _is(flag: str, text: str) -> Callable[[Facts], str | None]:
 def _unsupported_backend(facts: Facts) -> str | None:
     wrong = [b for b in dict.fromkeys((facts.prefill_backend, facts.decode_backend)) if b not in facts.backends]
     return f"attention backend {' and '.join(wrong)}" if wrong else None
+
+
+def _wrong_page_for_table(facts: Facts) -> str | None:
+    """SGLang corrects the page size itself where the backend is named; this holds however the backend was chosen."""
+    if facts.decode_backend not in PAGE_TABLE_BACKENDS or facts.page_size in PAGE_TABLE_SIZES:
+        return None
+    return f"page size {facts.page_size} with decode backend {facts.decode_backend}"
 
 
 def _mixed_kv_heads(facts: Facts) -> str | None:
@@ -119,6 +134,12 @@ RULES: tuple[Rule, ...] = (
         _unsupported_backend,
         f"{' or '.join(GQA_BACKENDS)} for GQA and MHA models, {' or '.join(MLA_BACKENDS)} for MLA models",
         "Pass one of these as --attention-backend, or leave the backends unset.",
+    ),
+    Rule(
+        "page sizes that a page table backend does not know",
+        _wrong_page_for_table,
+        f"a page size of {' or '.join(map(str, PAGE_TABLE_SIZES))} for {' and '.join(PAGE_TABLE_BACKENDS)}",
+        "Pass such a --page-size.",
     ),
     Rule(
         "attention TP that dcp_size does not divide",

@@ -1,7 +1,7 @@
 """Run in a process of its own by test_resolution.py: resolves SGLang's real arguments for many cases; starts nothing.
 
 Reads {name: case} as JSON from stdin and writes the outcomes to the file named by the first argument.
-A case: {"argv"|"keywords": ..., "environ": {...}, "platform": {...}, "declared": {...}}.
+A case: {"argv" | "keywords": ..., "environ": {...}, "platform": {facts}, "upstream": {...}, "elsewhere": bool}.
 """
 
 from __future__ import annotations
@@ -66,7 +66,11 @@ def outcome_of(case: dict[str, Any]) -> dict[str, Any]:
     logger.addHandler(said)
     outcome: dict[str, Any] = {"warnings": said.lines}
     try:
-        with mock.patch.dict(os.environ, case.get("environ", {})), contextlib.redirect_stderr(stderr):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.dict(os.environ, case.get("environ", {})))
+            stack.enter_context(contextlib.redirect_stderr(stderr))
+            if "upstream" in case:
+                pretend_upstream(stack, **case["upstream"])
             record = resolve(case)
         view = resolving_view(record)
         outcome |= {
@@ -86,11 +90,22 @@ def outcome_of(case: dict[str, Any]) -> dict[str, Any]:
     return outcome
 
 
-def elsewhere(record: Any) -> int:
-    """The block size that another process reads off a copy of the record; its environment asks for another one."""
+def pretend_upstream(stack: contextlib.ExitStack, version: str | None = None, altered: str | None = None) -> None:
+    """Another version of SGLang, or one definition that is not the known one."""
+    from sglang_dcp_block.patches import fingerprint, register
+
+    if version is not None:
+        stack.enter_context(mock.patch.object(register, "upstream_version", lambda: version))
+    if altered is not None:
+        known = {v: {**targets, altered: "0123456789abcdef"} for v, targets in fingerprint.known().items()}
+        stack.enter_context(mock.patch.object(fingerprint, "known", lambda: known))
+
+
+def elsewhere(record: Any) -> int | None:
+    """What another process is armed with, from a copy of the record; its environment asks for something else."""
     script = (
-        "import pickle, sys; from sglang_dcp_block.patches.flag import block_size_of;"
-        "print('size', block_size_of(pickle.load(sys.stdin.buffer)))"
+        "import pickle, sys; from sglang_dcp_block.patches.flag import armed_block_size;"
+        "print('size', armed_block_size(pickle.load(sys.stdin.buffer)))"
     )
     child = subprocess.run(
         [sys.executable, "-c", script],
@@ -99,7 +114,7 @@ def elsewhere(record: Any) -> int:
         capture_output=True,
         check=True,
     )
-    return int(child.stdout.split()[-1])
+    return json.loads(child.stdout.splitlines()[-1])
 
 
 def facts_by_field(record: Any, changes: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -20,8 +20,18 @@ from sglang_dcp_block.support import Facts
 Outcome = dict[str, Any]
 
 HOPPER = {"is_cuda": True, "is_hopper_with_cuda_12_3": True, "has_flashinfer": True}
-BLACKWELL = {"is_cuda": True, "is_sm100": True, "has_flashinfer": True}
+BLACKWELL = {"is_cuda": True, "is_sm100": True, "is_blackwell": True, "has_flashinfer": True}
 VARIABLE = "SGLANG_DCP_BLOCK_SIZE"
+
+# A patch point of each of the lists: of the flag, launcher, controller, scheduler, KV cache, and one that is relied on.
+ONE_OF_EACH = [
+    "sglang.srt.runtime_context.publish",
+    "sglang.srt.entrypoints.engine._wait_for_scheduler_ready",
+    "sglang.srt.managers.data_parallel_controller.DataParallelController.get_init_info",
+    "sglang.srt.managers.scheduler.Scheduler.get_init_info",
+    "sglang.srt.layers.dcp.layout.get_dcp_lens",
+    "sglang.srt.mem_cache.kv_loc_plan.KVLocPlan",
+]
 
 
 def gqa(folder: Path) -> str:
@@ -81,6 +91,9 @@ def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
         "Blackwell": with_argv(model, flag, "16", device="cuda", platform=BLACKWELL),
         "Hopper, MLA": with_argv(mla, flag, "16", device="cuda", platform=HOPPER),
         "Blackwell, MLA": with_argv(mla, flag, "16", device="cuda", platform=BLACKWELL),
+        "Blackwell, MLA, cutedsl": with_argv(
+            mla, flag, "16", "--decode-attention-backend", "cutedsl_mla", device="cuda", platform=BLACKWELL
+        ),
         "Hopper, MLA, flashmla": with_argv(
             mla, flag, "16", "--attention-backend", "flashmla", device="cuda", platform=HOPPER
         ),
@@ -88,6 +101,10 @@ def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
             model, flag, "6", "--page-size", "16", "--attention-backend", "torch_native", "--disable-radix-cache"
         ),
         "copied first": {**with_argv(model, flag, "16"), "pickle_first": True},
+        "unknown version": with_argv(model, flag, "16", upstream={"version": "0.5.99"}),
+        "unknown version, block 1": with_argv(model, flag, "1", upstream={"version": "0.5.99"}),
+        "unknown version, nothing asked for": with_argv(model, upstream={"version": "0.5.99"}),
+        **{f"altered {t}": with_argv(model, flag, "16", upstream={"altered": t}) for t in ONE_OF_EACH},
         "elsewhere": {**with_argv(model, flag, "auto"), "elsewhere": True},
         "elsewhere, one": {**with_argv(model, flag, "1"), "elsewhere": True},
     }
@@ -225,10 +242,10 @@ class TestSizes:
             ("variable", 8, 8),
             ("variable, Engine", 64, 64),
             ("flag beats variable", 16, 16),
-            ("flag 1 beats variable", 1, 1),
+            ("flag 1 beats variable", 1, 0),
             ("keyword beats variable", 16, 16),
-            ("one", 1, 1),
-            ("one, dcp off", 1, 1),
+            ("one", 1, 0),
+            ("one, dcp off", 1, 0),
             ("copied first", 16, 16),
         ],
     )
@@ -262,7 +279,7 @@ class TestSizes:
     def test_the_block_size_travels_with_the_record(self, answers: dict[str, Any]) -> None:
         """Another process reads what was resolved, whatever its own environment says."""
         assert answers["cases"]["elsewhere"]["elsewhere"] == 64
-        assert answers["cases"]["elsewhere, one"]["elsewhere"] == 1
+        assert answers["cases"]["elsewhere, one"]["elsewhere"] is None
 
 
 class TestBackends:
@@ -273,7 +290,6 @@ class TestBackends:
             ("Blackwell", "trtllm_mha"),
             ("16", "(torch_native|intel_amx)"),
             ("Hopper, MLA", "fa3"),
-            ("Blackwell, MLA", "trtllm_mla"),
         ],
     )
     def test_a_default_that_cannot_read_blocks_is_replaced_and_said(
@@ -297,6 +313,19 @@ class TestBackends:
     def test_a_named_one_with_a_block_path_is_kept_in_silence(self, answers: dict[str, Any]) -> None:
         outcome = answers["cases"]["Hopper, triton"]
         assert outcome["backends"] == ["triton", "triton"]
+        assert not any("attention-backend" in line for line in outcome["warnings"])
+
+    @pytest.mark.parametrize(
+        ("case", "backends"),
+        [("Blackwell, MLA", ["trtllm_mla"] * 2), ("Blackwell, MLA, cutedsl", ["trtllm_mla", "cutedsl_mla"])],
+    )
+    def test_backends_of_page_tables_take_blocks_and_pages_that_they_know(
+        self, answers: dict[str, Any], case: str, backends: list[str]
+    ) -> None:
+        """SGLang's default on Blackwell stays. SGLang raises the page that the block asked for; the block still divides it."""
+        outcome = answers["cases"][case]
+        assert outcome.get("backends") == backends, outcome
+        assert (outcome["page_size"], outcome["block_size"]) == (64, 16)
         assert not any("attention-backend" in line for line in outcome["warnings"])
 
     @pytest.mark.parametrize("case", ["Hopper, fa3", "Hopper, decode only"])
@@ -338,6 +367,22 @@ class TestRefused:
         outcome = answers["cases"][case]
         assert (outcome["error"], outcome["status"]) == ("SystemExit", 2)
         assert outcome["message"].endswith(f"expected a positive number of tokens or 'auto', got {got}")
+
+    def test_an_unknown_version(self, answers: dict[str, Any]) -> None:
+        text = refusal(answers["cases"]["unknown version"])
+        assert text.startswith("PatchError: cannot place KV in blocks: ")
+        assert "do not fit SGLang 0.5.99 (known versions: 0.5.23)" in text
+
+    @pytest.mark.parametrize("case", ["unknown version, block 1", "unknown version, nothing asked for"])
+    def test_an_unknown_version_serves_without_blocks(self, answers: dict[str, Any], case: str) -> None:
+        assert "error" not in answers["cases"][case]
+
+    @pytest.mark.parametrize("target", ONE_OF_EACH)
+    def test_an_altered_definition(self, answers: dict[str, Any], target: str) -> None:
+        text = refusal(answers["cases"][f"altered {target}"])
+        assert text.startswith("PatchError: cannot place KV in blocks: 1 patch point(s) do not fit SGLang 0.5.23")
+        assert f"{target}: source " in text
+        assert "expected 0123456789abcdef" in text
 
     def test_all_reasons_at_once(self, answers: dict[str, Any]) -> None:
         text = refusal(answers["cases"]["several"])

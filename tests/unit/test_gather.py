@@ -83,5 +83,5 @@ def test_gather_hook_refuses_a_wrong_share(monkeypatch):
     active.activate(DcpLayout(2, 4))
     parallel = type("P", (), {"dcp_enabled": True, "dcp_rank": 0, "dcp_group": None})()
     monkeypatch.setattr(context, "get_parallel", lambda: parallel)
-    with pytest.raises(RuntimeError, match="expected 4 prefix rows .* got 3"):
+    with pytest.raises(RuntimeError, match=r"expected 4 prefix rows .* got 3"):
         mla_gather.gather_prefix(torch.zeros(3, 1, 2), torch.zeros(3, 1, 1), torch.tensor([8]), torch.tensor([0]))

@@ -44,6 +44,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"prefill_backend": "flashinfer"}, "attention backend flashinfer"),
         ({"is_mla": True, "decode_backend": "flashmla"}, "attention backend flashmla"),
     ],
+    "page sizes that a page table backend does not know": [
+        ({"is_mla": True, "decode_backend": backend, "page_size": page}, f"page size {page} with decode backend {backend}")
+        for backend in ("trtllm_mla", "cutedsl_mla")
+        for page in (16, 128)
+    ],
     "attention TP that dcp_size does not divide": [({"tp_size": 4}, "--dcp-size 8 in a TP group of 4")],
     "query heads that dcp_size does not divide": [({"num_attention_heads": 12}, "12 query heads at --tp-size 8")],
     "KV heads split inside a DCP group": [
@@ -64,6 +69,12 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "diffusion LLMs": [({"diffusion_llm": True}, "--dllm-algorithm")],
     "speculative decoding": [({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm EAGLE")],
     "FP4 KV cache": [({"kv_cache_dtype": "fp4_e2m1"}, "--kv-cache-dtype fp4_e2m1")],
+    "FP8 KV cache with Triton MLA": [
+        (
+            {"is_mla": True, "kv_cache_dtype": "fp8_e4m3", "prefill_backend": "flashinfer"},
+            "--kv-cache-dtype fp8_e4m3 with --attention-backend triton",
+        )
+    ],
     "pipeline parallelism": [({"pp_size": 2}, "--pp-size 2")],
     "two-batch overlap": [({"two_batch_overlap": True}, "--enable-two-batch-overlap")],
     "unified memory pool": [({"unified_memory": True}, "--enable-unified-memory")],
@@ -145,6 +156,9 @@ def test_every_fact_is_asked_for() -> None:
         {"is_mla": True, "num_attention_heads": 128, "num_kv_heads": 128},
         {"is_mla": True, "num_kv_heads": 32, "prefill_backend": "flashinfer", "decode_backend": "flashinfer"},
         {"tp_size": 12, "dcp_size": 4, "num_attention_heads": 24, "num_kv_heads": 3},
+        {"is_mla": True, "prefill_backend": "trtllm_mla", "decode_backend": "trtllm_mla", "page_size": 32},
+        {"is_mla": True, "prefill_backend": "trtllm_mla", "decode_backend": "cutedsl_mla", "kv_cache_dtype": "fp8_e4m3"},
+        {"is_mla": True, "prefill_backend": "trtllm_mla", "decode_backend": "flashinfer", "page_size": 16},
     ],
     ids=str,
 )

@@ -49,25 +49,22 @@ def plan_gather(
     >>> plan.sent, plan.order.tolist()
     ((2, 4), [0, 1, 4, 5, 6, 7])
     """
-    counts = np.array(
-        [
-            [layout.local_len(n, rank, start) for n, start in zip(lens, starts, strict=True)]
-            for rank in range(layout.dcp_size)
-        ],
-        dtype=np.int64,
-    ).reshape(layout.dcp_size, len(lens))
+    shape, ranks = (layout.dcp_size, len(lens)), range(layout.dcp_size)
+    parts = list(zip(lens, starts, strict=True))
+    counts = np.array([[layout.local_len(n, rank, start) for n, start in parts] for rank in ranks], np.int64).reshape(shape)
     sent = counts.sum(axis=1)
     padded = int(sent.max())
     # Index in the receive buffer = shift[owner, request] + local_index(position).
     before = np.cumsum(counts, axis=1) - counts
-    first = np.array([[layout.local_len(start, rank) for start in starts] for rank in range(layout.dcp_size)], np.int64)
-    shift = np.arange(layout.dcp_size, dtype=np.int64)[:, None] * padded + before - first.reshape(before.shape)
+    first = np.array([[layout.local_len(start, rank) for start in starts] for rank in ranks], np.int64).reshape(shape)
+    shift = np.array(ranks, np.int64)[:, None] * padded + before - first
 
     num_tokens = int(sum(lens))
     offsets = np.cumsum([0, *lens])[:-1]
     table = np.concatenate([np.asarray(lens), np.asarray(starts) - offsets, shift.ravel()]).astype(np.int64)
     on_device = torch.from_numpy(table).to(device)  # one small copy
-    lens_there, to_position, shift_there = on_device.split([len(lens), len(lens), shift.size])
+    lens_there, to_position = on_device[: len(lens)], on_device[len(lens) : 2 * len(lens)]
+    shift_there = on_device[2 * len(lens) :]
     request = torch.repeat_interleave(torch.arange(len(lens), device=device), lens_there, output_size=num_tokens)
     position = torch.arange(num_tokens, device=device) + to_position[request]
     order = shift_there[layout.owner(position) * len(lens) + request] + layout.local_index(position)

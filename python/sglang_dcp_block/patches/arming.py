@@ -14,7 +14,7 @@ from typing import Any
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.patches import active, agreement, register
 from sglang_dcp_block.patches.agreement import REPORT_KEY, Report
-from sglang_dcp_block.patches.flag import block_size_of
+from sglang_dcp_block.patches.flag import armed_block_size
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ def arm_process(result: Any, server_args: Any, *, role: str, **_: Any) -> None:
     Raises:
         PatchError: SGLang is not the one the patch points were written for; the process ends with it.
     """
-    block_size = block_size_of(server_args)
-    if block_size == 1:
+    block_size = armed_block_size(server_args)
+    if block_size is None:
         return
     from sglang_dcp_block.patches.points import core_points
     from sglang_dcp_block.patches.startup_points import CONTROLLER_POINTS, LAUNCHER_POINTS
@@ -78,7 +78,9 @@ def report_layout(result: dict[str, Any], scheduler: Any) -> dict[str, Any]:
     return {**result, "dcp_block_size": report.block_size, REPORT_KEY: report.as_info()}
 
 
-def require_ranks_agree(result: list[dict[str, Any]], readers: Sequence[Any], processes: Sequence[Any]) -> None:
+def require_ranks_agree(
+    result: list[dict[str, Any]], scheduler_pipe_readers: Sequence[Any], scheduler_procs: Sequence[Any]
+) -> None:
     """AFTER ``_wait_for_scheduler_ready`` in the launcher: all schedulers of this node, or none.
 
     Raises:
@@ -90,13 +92,14 @@ def require_ranks_agree(result: list[dict[str, Any]], readers: Sequence[Any], pr
     from sglang_dcp_block.patches.points import core_points
 
     server_args = get_server_args()
-    block_size = block_size_of(server_args)
+    block_size = armed_block_size(server_args)
+    assert block_size is not None, "armed by arm_process, which read the same record"
     try:
         agreement.require_agreement(
             result, block_size, register.digest(core_points(), block_size), _schedulers_on_node(server_args)
         )
     except agreement.DisagreementError:
-        for process in processes:
+        for process in scheduler_procs:
             kill_process_tree(process.pid)
         raise
 
@@ -118,4 +121,5 @@ def _schedulers_on_node(server_args: Any) -> int:
     from sglang.srt.server_args import compute_world_size
 
     cfg = resolving_view(server_args)
-    return compute_world_size(dp_size=cfg.dp_size, tp_size=cfg.tp_size, pp_size=cfg.pp_size) // int(cfg.nnodes)
+    world_size = compute_world_size(dp_size=cfg.dp_size, tp_size=cfg.tp_size, pp_size=cfg.pp_size)
+    return int(world_size // cfg.nnodes)

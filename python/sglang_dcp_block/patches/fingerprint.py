@@ -67,8 +67,9 @@ def from_live(target: str) -> str:
     Raises:
         TargetMissingError: the path does not resolve, or what it resolves to has no Python source.
     """
+    found = inspect.unwrap(resolve(target))
     try:
-        return of_source(inspect.getsource(inspect.unwrap(resolve(target))))
+        return of_source(inspect.getsource(getattr(found, "fn", found)))  # a Triton kernel's text is its function's
     except (OSError, TypeError) as error:
         raise TargetMissingError(f"no Python source behind it: {error}") from error
 

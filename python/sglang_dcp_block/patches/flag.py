@@ -25,7 +25,7 @@ from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, require_support
 logger = logging.getLogger(__name__)
 
 _REQUEST = "_dcp_block_request"  # (value, source), as asked for
-_RESOLVED = "_dcp_block_size"  # tokens, final; read by every process
+_RESOLVED = "_dcp_block_size"  # tokens, final; read by every process; 0 where SGLang runs as it is
 
 Step = Callable[[Any], None]
 
@@ -36,13 +36,13 @@ def request_of(server_args: Any) -> Request | None:
     return Request(*asked) if asked else config.from_environment(os.environ)
 
 
-def block_size_of(server_args: Any) -> int:
-    """The resolved block size in tokens; 1 (SGLang's token round-robin) where none was asked for.
+def armed_block_size(server_args: Any) -> int | None:
+    """The resolved block size in tokens that processes are armed with; None where SGLang runs as it is.
 
     Raises:
         BlockSizeError: blocks were asked for and never resolved (SGLang skips resolution for dummy models).
     """
-    resolved = getattr(server_args, _RESOLVED, None)
+    resolved: int | None = getattr(server_args, _RESOLVED, None)
     if resolved is None:
         request = request_of(server_args)
         if request is not None and request.wants_blocks:
@@ -50,8 +50,7 @@ def block_size_of(server_args: Any) -> int:
                 f"{request.source} {request.value}: expected a record that SGLang resolved with the plugin loaded, got "
                 "one without a block size. Pass a real --model-path, and call load_plugins() before resolve_once()."
             )
-        return 1
-    return int(resolved)
+    return resolved or None
 
 
 # --- the ways in ---------------------------------------------------------------------------------------------------
@@ -88,9 +87,9 @@ def add_flag(result: None, parser: argparse.ArgumentParser) -> None:
     )
 
 
-def carry_flag(result: Any, cls: type, namespace: argparse.Namespace) -> None:
+def carry_flag(result: Any, cls: type, args: argparse.Namespace) -> None:
     """AFTER ``ServerArgs.from_cli_args``: put the parsed request on the record."""
-    _attach(result, getattr(namespace, config.KEYWORD, None))
+    _attach(result, getattr(args, config.KEYWORD, None))
 
 
 def install_engine_keyword() -> None:
@@ -186,12 +185,14 @@ def _finish(server_args: Any, previous: Step) -> None:
     if request is None:
         return
     block_size = config.block_size_for(request, resolving_view(server_args).page_size) if request.wants_blocks else 1
-    if block_size > 1:
-        require_supported(facts_of(server_args, block_size))
+    facts = facts_of(server_args, block_size)
+    armed = block_size > 1 or facts.is_triton_mla_under_dcp
+    if armed:
+        require_supported(facts)
         register.check(all_points())
         if request.value != block_size:
             logger.warning("%s %s resolves to blocks of %d tokens.", request.source, request.value, block_size)
-    setattr(server_args, _RESOLVED, block_size)
+    setattr(server_args, _RESOLVED, block_size if armed else 0)
 
 
 def light_points() -> tuple[register.PatchPoint, ...]:

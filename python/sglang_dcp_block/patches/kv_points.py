@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from sglang_dcp_block.patches import lengths, mla_decode, mla_gather, reads, triton_gqa, triton_mla, write_door
+from sglang_dcp_block.patches import (
+    cutedsl_mla,
+    lengths,
+    mla_decode,
+    mla_gather,
+    reads,
+    triton_gqa,
+    triton_mla,
+    trtllm_mla,
+    write_door,
+)
 from sglang_dcp_block.patches.register import Kind, PatchPoint
 
 _LAYOUT_UPSTREAM = "interleave_size passed through upstream's DCP layout on CUDA, as on NPU"
 _TRITON_MLA_UPSTREAM = "MLA under DCP in upstream's Triton backend"
+_CUTEDSL_UPSTREAM = "a mask in FlashInfer's cute-dsl kernel that knows blocks, or none for one query token"
+_TRTLLM = "sglang.srt.layers.attention.trtllm_mla_backend.TRTLLMMLABackend"
+_CUTEDSL = "sglang.srt.layers.attention.cutedsl_mla_backend.CuteDslMLABackend"
 
 # In every scheduler: the layout itself.
 KV_POINTS: tuple[PatchPoint, ...] = (
@@ -92,6 +105,26 @@ KV_POINTS: tuple[PatchPoint, ...] = (
         "Admit triton to the backends of the absorbed path; without it the merge has no LSE.",
         _TRITON_MLA_UPSTREAM, triton_mla.admit_triton,
     ),
+    PatchPoint(
+        f"{_TRTLLM}._get_dcp_local_max_seq_len", Kind.REPLACE,
+        "The length that CUDA graphs are captured with bounds this rank's share; upstream's formula is up to B - 1 short.",
+        _LAYOUT_UPSTREAM, trtllm_mla.local_max_seq_len,
+    ),
+    PatchPoint(
+        f"{_TRTLLM}._apply_dcp_cuda_graph_metadata", Kind.AFTER,
+        "cutedsl_mla: its kernel hides rows by token round-robin positions; a bound that hides none of this rank's.",
+        _CUTEDSL_UPSTREAM, cutedsl_mla.bound_in_graph,
+    ),
+    PatchPoint(
+        f"{_TRTLLM}.init_forward_metadata", Kind.AFTER,
+        "cutedsl_mla: the same bound for steps outside CUDA graphs.",
+        _CUTEDSL_UPSTREAM, cutedsl_mla.bound_in_eager,
+    ),
+    PatchPoint(
+        f"{_CUTEDSL}._run_decode_kernel", Kind.AROUND,
+        "cutedsl_mla: refuse several query tokens a request, which that bound cannot serve.",
+        _CUTEDSL_UPSTREAM, cutedsl_mla.one_query_a_request,
+    ),
 )  # fmt: skip
 
 RELIED_ON: tuple[PatchPoint, ...] = tuple(
@@ -130,5 +163,13 @@ RELIED_ON: tuple[PatchPoint, ...] = tuple(
          "Takes (out, LSE) from the backends of the absorbed path, and merges with the named LSE base."),
         ("sglang.srt.mem_cache.memory_pool.MLATokenToKVPool.set_mla_kv_buffer",
          "Writes id // dcp_size on rank id % dcp_size."),
+        (f"{_TRTLLM}._get_dcp_local_seq_lens", "Counts through get_dcp_lens."),
+        (f"{_TRTLLM}._fill_dcp_block_kv_indices", "Builds page tables with the kernel below, from this rank's lengths."),
+        ("sglang.kernels.ops.attention.dcp_kernels.create_mla_kv_page_table_for_dcp",
+         "Reads a position of each virtual page, one that exists wherever this rank has a token there."),
+        (f"{_TRTLLM}._set_kv_and_concat_q_fp8_fused", "Writes id // dcp_size on rank id % dcp_size, as the pool does."),
+        (f"{_TRTLLM}._forward_decode_dcp", "Makes rows without KV neutral by this rank's lengths."),
+        (f"{_CUTEDSL}.forward_decode",
+         "Makes rows without KV neutral by this rank's lengths, and takes the kernel's bound from global_seq_lens_k alone."),
     )
 )  # fmt: skip

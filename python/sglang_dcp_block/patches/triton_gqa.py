@@ -71,7 +71,8 @@ def write_kv(
     Backends that run without DCP in an armed process (a draft model's) keep upstream's path.
     """
     if self.dcp_size == 1:
-        return original(self, forward_batch, layer, loc_info, k, v, k_scale, v_scale)
+        original(self, forward_batch, layer, loc_info, k, v, k_scale, v_scale)
+        return
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
     placed = forward_batch.out_cache_loc
@@ -79,7 +80,6 @@ def write_kv(
     scales = () if k_scale is None and v_scale is None else (k_scale, v_scale)
     owned = placed % self.dcp_size == self.dcp_rank
     self.token_to_kv_pool.set_kv_buffer(layer, rows, k, v, *scales, dcp_kv_mask=owned)
-    return None
 
 
 def no_fused_write(original: Any, forward_batch: Any) -> bool:

@@ -54,7 +54,8 @@ def decode(
     """
     if not (self.use_mla and self.dcp_size > 1):
         return original(self, q, k, v, layer, forward_batch, save_kv_cache, *args, **kwargs)
-    assert q_rope is not None and k_rope is not None, "expected the absorbed path to hand over split Q and K"
+    assert q_rope is not None, "expected the absorbed path to hand over split Q"
+    assert k_rope is not None, "expected the absorbed path to hand over split K"
     if save_kv_cache:
         _write(self, layer, forward_batch, k, k_rope)
     metadata, pool = self.forward_metadata, self.token_to_kv_pool
