@@ -41,6 +41,7 @@ class Facts:
     is_dsa: bool = False
     has_sliding_window: bool = False
     has_attention_sinks: bool = False
+    has_sparse_layers: bool = False
     is_hybrid_linear: bool = False
     is_encoder_decoder: bool = False
     unified_memory: bool = False
@@ -165,6 +166,8 @@ RULES: tuple[Rule, ...] = (
          "full attention in every layer", f"Leave {FLAG} out for this model."),
     Rule("attention sinks", _is("has_attention_sinks", "a model with attention sinks"),
          "attention without sinks", f"Leave {FLAG} out for this model."),
+    Rule("sparse attention", _is("has_sparse_layers", "a model with sparse attention layers"),
+         "full attention in every layer", f"Leave {FLAG} out for this model."),
     Rule("hybrid linear attention", _is("is_hybrid_linear", "a model with linear attention layers"),
          "softmax attention in every layer", f"Leave {FLAG} out for this model."),
     Rule("encoder-decoder models", _is("is_encoder_decoder", "an encoder-decoder model"),

@@ -15,20 +15,20 @@ FAMILIES = {
     "mla-flashinfer": {"model": "mla", "attention_backend": "flashinfer"},
     "mla-triton": {"model": "mla", "attention_backend": "triton"},
 }
+# all_gather_kv_cache_for_dcp is not among them: where shares are equal, as here, upstream's gives the same tokens in
+# another order, which attention over a prefix does not see; tests/unit/test_gather.py pins order and unequal shares.
 MUTANTS = {
     "gqa": ("off:get_dcp_lens", "off:_dcp_kv_indices", "off:_set_kv_buffer", *DOOR),
     "mla-flashinfer": (
         "off:plan_dcp_decode_metadata",
         "off:translate_dcp_read_ids",
         "off:prepare_decode_context_parallel_metadata",
-        "off:all_gather_kv_cache_for_dcp",
         *DOOR,
     ),
     "mla-triton": (
         "off:get_dcp_lens",
         "off:_dcp_kv_indices",
         "off:prepare_decode_context_parallel_metadata",
-        "off:all_gather_kv_cache_for_dcp",
         "off:is_mla_dcp_lse_base_on_e",
         *DOOR,
     ),

@@ -50,6 +50,8 @@ def resolve(case: dict[str, Any]) -> Any:
 
     with override_platform(**case.get("platform", {})):
         record = record_for(case)
+        if "chosen" in case:  # by SGLang for the model, before attention backends are looked at
+            record._resolved_overrides = [("model", case["chosen"])]
         if case.get("pickle_first"):
             record = pickle.loads(pickle.dumps(record))
         record.resolve_once()
@@ -104,8 +106,8 @@ def pretend_upstream(stack: contextlib.ExitStack, version: str | None = None, al
 def elsewhere(record: Any) -> int | None:
     """What another process is armed with, from a copy of the record; its environment asks for something else."""
     script = (
-        "import pickle, sys; from sglang_dcp_block.patches.flag import armed_block_size;"
-        "print('size', armed_block_size(pickle.load(sys.stdin.buffer)))"
+        "import json, pickle, sys; from sglang_dcp_block.patches.flag import armed_block_size;"
+        "print(json.dumps(armed_block_size(pickle.load(sys.stdin.buffer))))"
     )
     child = subprocess.run(
         [sys.executable, "-c", script],

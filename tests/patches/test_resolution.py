@@ -97,6 +97,9 @@ def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
         "Hopper, MLA, flashmla": with_argv(
             mla, flag, "16", "--attention-backend", "flashmla", device="cuda", platform=HOPPER
         ),
+        "model's choice, general": with_argv(model, flag, "16", chosen={"attention_backend": "fa4"}),
+        "model's choice, special": with_argv(model, flag, "16", chosen={"attention_backend": "minicpm_flashattn"}),
+        "model's choice, split": with_argv(model, flag, "16", chosen={"prefill_attention_backend": "flashinfer"}),
         "several": with_argv(
             model, flag, "6", "--page-size", "16", "--attention-backend", "torch_native", "--disable-radix-cache"
         ),
@@ -150,6 +153,7 @@ FACTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "encoder-decoder": ({"model": {"is_encoder_decoder": True}}, {"is_encoder_decoder": True}),
     # A real DSA configuration cannot be resolved without a GPU: SGLang asks for its compute capability.
     "DSA": ({"hf_config": {"architectures": ["DeepseekV32ForCausalLM"], "index_topk": 2048}}, {"is_dsa": True}),
+    "MiniMax": ({"hf_config": {"architectures": ["MiniMaxM3SparseForCausalLM"]}}, {"has_sparse_layers": True}),
     "CUDA": ({"fields": {"device": "cuda"}, "platform": {"is_cuda": True}}, {"platform": "cuda"}),
     "ROCm": ({"fields": {"device": "cuda"}, "platform": {"is_hip": True}}, {"platform": "hip"}),
     "NPU": ({"fields": {"device": "npu"}, "platform": {"is_npu": True}}, {"platform": "npu"}),
@@ -278,7 +282,7 @@ class TestSizes:
 
     def test_the_block_size_travels_with_the_record(self, answers: dict[str, Any]) -> None:
         """Another process reads what was resolved, whatever its own environment says."""
-        assert answers["cases"]["elsewhere"]["elsewhere"] == 64
+        assert answers["cases"]["elsewhere"].get("elsewhere") == 64, answers["cases"]["elsewhere"]
         assert answers["cases"]["elsewhere, one"]["elsewhere"] is None
 
 
@@ -335,10 +339,23 @@ class TestBackends:
         assert "got attention backend fa3. Pass one of these as --attention-backend" in text
         assert text.startswith("BlockSizeError: --dcp-block-size 16 cannot be used here:")
 
+    def test_a_default_that_can_read_blocks_is_kept_in_silence(self, answers: dict[str, Any]) -> None:
+        outcome = answers["cases"]["Blackwell, MLA"]
+        assert outcome["backends"] == ["trtllm_mla", "trtllm_mla"]
+        assert not any("attention-backend" in line for line in outcome["warnings"])
+
+    @pytest.mark.parametrize(
+        ("case", "backend"), [("model's choice, special", "minicpm_flashattn"), ("model's choice, split", "flashinfer")]
+    )
+    def test_what_the_model_itself_needs_is_refused_not_replaced(
+        self, answers: dict[str, Any], case: str, backend: str
+    ) -> None:
+        assert f"got attention backend {backend}" in refusal(answers["cases"][case])
+
     def test_a_named_one_of_mla_too(self, answers: dict[str, Any]) -> None:
         """flashmla forces pages of 64 tokens, so the block still fits: the backend is the one reason."""
         first, reason = refusal(answers["cases"]["Hopper, MLA, flashmla"]).splitlines()
-        assert "flashinfer or triton for MLA models, got attention backend flashmla." in reason
+        assert "or cutedsl_mla for MLA models, got attention backend flashmla." in reason
 
 
 class TestRefused:

@@ -107,7 +107,7 @@ def test_every_token_moves_the_last_logits(kind: str, tmp_path: Path) -> None:
 
 
 class TestSmolLm2:
-    """The rewriting on its own; the model itself takes two minutes and is verified whenever it is built."""
+    """The rewriting on its own; the model itself takes a minute and is verified whenever it is built."""
 
     def test_one_layer_computes_the_same_attention(self) -> None:
         torch.manual_seed(0)

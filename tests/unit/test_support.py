@@ -63,6 +63,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "sliding window attention": [({"has_sliding_window": True}, "a model with sliding window layers")],
     "attention sinks": [({"has_attention_sinks": True}, "a model with attention sinks")],
+    "sparse attention": [({"has_sparse_layers": True}, "a model with sparse attention layers")],
     "hybrid linear attention": [({"is_hybrid_linear": True}, "a model with linear attention layers")],
     "encoder-decoder models": [({"is_encoder_decoder": True}, "an encoder-decoder model")],
     "DeepSeek sparse attention (DSA)": [({"is_dsa": True}, "a model with DSA")],

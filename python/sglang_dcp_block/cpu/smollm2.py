@@ -233,8 +233,8 @@ def build(root: Path | None = None) -> Path:
     """Map a cache folder to SmolLM2-135M-Instruct with one KV head in it, building it the first time.
 
     The result is verified against the unmodified model (largest difference of logits below 1e-3) before it is moved
-    into place, so an interrupted build leaves nothing that looks finished.  Needs pip, gguf and transformers; about two
-    minutes, 1.6 GB of disk and 3 GB of memory.
+    into place, so an interrupted build leaves nothing that looks finished.  Needs pip, gguf and transformers; about a
+    minute, 1.6 GB of disk and 4 GB of memory.
 
     Args:
         root: where models are kept; default :func:`cache_root`.
@@ -259,6 +259,9 @@ def build(root: Path | None = None) -> Path:
     from sglang_dcp_block.cpu.preload import dcp_block_torchvision
 
     dcp_block_torchvision.install()
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="smollm2-", dir=root) as scratch:
         original, rewritten = Path(scratch, ORIGINAL), Path(scratch, ONE_KV_HEAD)
@@ -281,7 +284,7 @@ def main(argv: list[str] | None = None) -> int:
     """Build from the command line; prints the folder last."""
     cli = argparse.ArgumentParser(
         prog="python -m sglang_dcp_block.cpu.smollm2",
-        description="Build SmolLM2-135M-Instruct with one KV head (once; two minutes) and print its folder.",
+        description="Build SmolLM2-135M-Instruct with one KV head (once; about a minute) and print its folder.",
         epilog="example:  python -m sglang_dcp_block.cpu.smollm2 ~/models",
     )
     cli.add_argument("folder", nargs="?", type=Path, help=f"default ${CACHE_VARIABLE} or ~/.cache/sglang-dcp-block")

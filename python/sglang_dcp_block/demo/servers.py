@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -25,7 +26,9 @@ SMALL = shlex.split(
     "--max-total-tokens 1024 --max-running-requests 4 --context-length 512 --random-seed 1 --host 127.0.0.1"
 )
 
-TAIL_LINES = 30
+TAIL_LINES = 20
+ERROR_LINE = re.compile(r"(\[.*?\] )?([\w.]+(Error|Exception)|error): ")  # an exception's last line, or argparse's
+MAX_ERRORS = 3
 
 
 class ServerFailed(Exception):
@@ -66,6 +69,14 @@ def _sglang() -> str:
     if found is None:
         raise ServerFailed("the command `sglang` was not found: install SGLang, or run `make demo`")
     return found
+
+
+def log_summary(log: Path) -> str:
+    """The first errors in a server's log, which tell why it ended, and its last lines."""
+    lines = log.read_text(errors="replace").splitlines()
+    first = [line[:300] for line in dict.fromkeys(filter(ERROR_LINE.search, lines))][:MAX_ERRORS]
+    parts = [f"--- first errors in {log}", *first] if first else []
+    return "\n".join([*parts, f"--- last lines of {log}", *(line[:300] for line in lines[-TAIL_LINES:]), "---"])
 
 
 def free_port() -> int:
@@ -115,9 +126,8 @@ class Server:
         return fetch(f"{self.url}/server_info", None, timeout=60)
 
     def tail(self) -> str:
-        """The last lines of the server's log."""
-        lines = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-        return "\n".join([f"--- last lines of {self.log}", *lines, "---"])
+        """Why it failed, as far as its log tells."""
+        return log_summary(self.log)
 
     def stop(self) -> None:
         """End the server and the processes it started."""
@@ -135,7 +145,7 @@ class Server:
         while True:
             status = self.process.poll()
             if status is not None:
-                why = f"killed by signal {-status}; out of memory?" if status < 0 else f"status {status}"
+                why = f"signal {-status}" if status < 0 else f"status {status}"
                 raise ServerFailed(f"{self.case.name}: the server ended before it was ready ({why})\n{self.tail()}")
             try:
                 # Not /health: there, every call generates a token, which takes seconds here.

@@ -30,3 +30,8 @@ def layout() -> DcpLayout:
 def is_active() -> bool:
     """Whether this process is armed."""
     return _layout is not None
+
+
+def layout_or_stock(dcp_size: int) -> DcpLayout:
+    """The active layout, or SGLang's own token round-robin over ``dcp_size`` ranks in a process without blocks."""
+    return _layout if _layout is not None else DcpLayout(dcp_size, 1)

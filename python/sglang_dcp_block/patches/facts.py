@@ -20,7 +20,7 @@ def facts_of(server_args: Any, block_size: int) -> Facts:
     from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of
     from sglang.srt.arg_groups.overrides import resolving_view
     from sglang.srt.configs.hybrid_arch import mambaish_config
-    from sglang.srt.configs.model_config import is_deepseek_dsa
+    from sglang.srt.configs.model_config import is_deepseek_dsa, is_minimax_sparse
 
     cfg = resolving_view(server_args)
     model = model_config_of(server_args)
@@ -44,6 +44,7 @@ def facts_of(server_args: Any, block_size: int) -> Facts:
         is_dsa=bool(is_deepseek_dsa(model.hf_config)),
         has_sliding_window=bool(model.is_hybrid_swa or model.attention_chunk_size),
         has_attention_sinks=bool(model.has_attention_sinks),
+        has_sparse_layers=is_minimax_sparse(model.hf_config),
         is_hybrid_linear=mambaish_config(model) is not None,
         is_encoder_decoder=bool(model.is_encoder_decoder),
         unified_memory=bool(cfg.enable_unified_memory),

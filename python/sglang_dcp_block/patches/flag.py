@@ -146,9 +146,14 @@ def _choose_page_size(server_args: Any, previous: Step) -> None:
         declare_resolution(server_args, "sglang_dcp_block", page_size=chosen)
 
 
+# Defaults of a platform or for speed.  Any other one is what the model itself needs: it stays, and is refused.
+_GENERAL_BACKENDS = frozenset(
+    {"aiter", "cutedsl_mla", "fa3", "fa4", "flashinfer", "flashmla", "intel_amx", "torch_native", "trtllm_mha", "trtllm_mla"}
+)
+
+
 def _choose_backend(server_args: Any, previous: Step) -> None:
     from sglang.srt.arg_groups.model_override_base import (
-        attention_backends_of,
         get_default_attn_backend,
         is_attention_backend_not_set,
         model_config_of,
@@ -157,20 +162,20 @@ def _choose_backend(server_args: Any, previous: Step) -> None:
 
     request, cfg = request_of(server_args), resolving_view(server_args)
     # The record is the user's own input; what SGLang chose for the platform or the model shows in the view alone.
-    if request is not None and request.wants_blocks and is_attention_backend_not_set(server_args):
+    unset = is_attention_backend_not_set(server_args)
+    split = cfg.prefill_attention_backend or cfg.decode_attention_backend
+    if request is not None and request.wants_blocks and unset and not split:
         is_mla = attention_is_mla(server_args)
         usable = MLA_BACKENDS if is_mla else GQA_BACKENDS
-        default = get_default_attn_backend(server_args, is_mla, model_config_of(server_args))
-        defaults = sorted({backend or default for backend in attention_backends_of(cfg)})
-        if usable and not set(defaults) <= set(usable):
+        default = cfg.attention_backend
+        if default is None:
+            default = get_default_attn_backend(server_args, is_mla, model_config_of(server_args))
+        if default in _GENERAL_BACKENDS - set(usable):
             logger.warning(
                 "%s %s: --attention-backend is unset and SGLang's default here, %s, cannot read blocks; taking %s.",
-                request.source, request.value, " and ".join(defaults), usable[0],
+                request.source, request.value, default, usable[0],
             )  # fmt: skip
-            declare_resolution(
-                server_args, "sglang_dcp_block",
-                attention_backend=usable[0], prefill_attention_backend=None, decode_attention_backend=None,
-            )  # fmt: skip
+            declare_resolution(server_args, "sglang_dcp_block", attention_backend=usable[0])
     previous(server_args)
 
 

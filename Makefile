@@ -1,0 +1,63 @@
+# Everything a checkout needs.  `make demo` and `make test` work on a fresh Linux x86-64 machine with Python 3.11.
+
+PYTHON ?= python3
+# Where pip finds the CPU build of torch if its configured index has none.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH := torch==2.13.0+cpu
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+REQUIREMENTS := requirements/cpu.txt requirements/cpu-no-deps.txt
+
+# Fast layers first: a fault in the layout shows before an engine starts.
+FAST := tests/unit tests/patches tests/kernels
+ENGINE := tests/engine
+PYTEST := $(BIN)/python -m pytest -o console_output_style=count
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo demo-real test test-all check docs clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@echo
+	@echo 'variables: PYTHON=python3.11  ARGS="--part tiny" (demo) or ARGS="-k layout" (test)'
+
+venv: $(STAMP) ## make .venv with SGLang for CPUs, this package and the tools
+
+$(STAMP): $(REQUIREMENTS) pyproject.toml
+	@$(PYTHON) -c 'import sys; v = "%d.%d.%d" % sys.version_info[:3]; sys.version_info >= (3, 11) or sys.exit("expected Python 3.11 or newer, got %s from \"$(PYTHON)\": try make PYTHON=python3.11" % v)'
+	@echo 'Installing into $(VENV): some minutes and about 3 GB.'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --no-deps $(TORCH) || $(BIN)/python -m pip install --no-deps --index-url $(TORCH_INDEX) $(TORCH)
+	$(BIN)/python -m pip install -r requirements/cpu.txt
+	$(BIN)/python -m pip install --no-deps -r requirements/cpu-no-deps.txt
+	$(BIN)/python -m pip install --no-deps -e .
+	@touch $@
+
+demo: venv ## real servers on CPUs: plain SGLang, token round-robin and blocks, compared
+	$(BIN)/python -m sglang_dcp_block.demo $(ARGS)
+
+demo-real: venv ## the trained model at TP8+DCP8 (12 minutes on two cores, 8 GB of memory)
+	$(BIN)/python -m sglang_dcp_block.demo --part trained --real $(ARGS)
+
+test: venv ## all tests but the slow ones, fast layers first
+	$(PYTEST) $(FAST) $(ENGINE) $(ARGS)
+
+test-all: venv ## every test
+	$(PYTEST) -m 'slow or not slow' $(FAST) $(ENGINE) $(ARGS)
+
+check: venv ## linter, formatter, types and the fast tests
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(PYTEST) $(FAST) $(ARGS)
+
+docs: venv ## write the pages that are made from the code
+	$(BIN)/python -m sglang_dcp_block.patches --docs docs/patch-points.md
+	$(BIN)/python -m sglang_dcp_block.compatibility docs/compatibility.md
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find python tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf python/*.egg-info

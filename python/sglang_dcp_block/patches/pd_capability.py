@@ -1,0 +1,80 @@
+"""Prefill server, capability: each armed rank reports to the bootstrap server, which answers for all of them.
+
+The bootstrap server lives in the process that started the schedulers, so it cannot know by itself whether they are armed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+from urllib.parse import urlsplit
+
+from sglang_dcp_block.dcp import handshake
+from sglang_dcp_block.dcp.handshake import Capability, HandshakeError
+from sglang_dcp_block.patches import active, register
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 5
+
+
+def add_route(result: None, server: Any) -> None:
+    """AFTER ``CommonKVBootstrapServer._setup_routes``: PUT takes a rank's report, GET answers for the server.
+
+    GET: 200 with the capability; 503 until every rank has reported; 409 where ranks disagree. A server without this
+    route answers 404, which a decode server with blocks takes for a refusal.
+    """
+    from aiohttp import web
+
+    reports: dict[str, Capability] = {}
+
+    async def put(request: web.Request) -> web.Response:
+        try:
+            data = await request.json()
+            reports[str(data["rank"])] = handshake.capability_from(data["capability"])
+        except (ValueError, KeyError, TypeError) as error:
+            return web.json_response({"error": f"not a layout report: {error}"}, status=400)
+        return web.json_response({})
+
+    async def get(request: web.Request) -> web.Response:
+        ranks = (server.dp_size, server.attn_cp_size, server.attn_tp_size, server.pp_size)
+        expected = 0 if None in ranks else ranks[0] * ranks[1] * ranks[2] * ranks[3]
+        try:
+            capability = handshake.agreed(reports, expected)
+        except HandshakeError as error:
+            return web.json_response({"error": str(error)}, status=409)
+        if capability is None:
+            return web.json_response({"error": f"{len(reports)} of {expected} ranks have reported"}, status=503)
+        return web.json_response(capability.as_json())
+
+    server.app.router.add_put(handshake.ROUTE, put)
+    server.app.router.add_get(handshake.ROUTE, get)
+
+
+def report_rank(result: None, manager: Any, url: str, payload: dict[str, Any]) -> None:
+    """AFTER ``CommonKVManager._register_topology_row``: this rank's report follows its registration.
+
+    A report that does not get through withholds the server's capability; stock decode servers are served all the same.
+    """
+    import requests
+
+    from sglang_dcp_block.patches.points import core_points
+    from sglang_dcp_block.patches.pd_points import PREFILL_POINTS
+
+    layout = active.layout_or_stock(manager.dcp_size)
+    points = PREFILL_POINTS + (core_points() if layout.block_size > 1 else ())
+    capability = Capability(
+        protocol=handshake.PROTOCOL,
+        dcp_size=layout.dcp_size,
+        block_size=layout.block_size,
+        page_size=payload["page_size"],
+        digest=register.digest(points, layout.block_size),
+    )
+    ranks = ("system_dp_rank", "attn_dp_rank", "attn_cp_rank", "attn_tp_rank", "pp_rank")
+    target = urlsplit(url)._replace(path=handshake.ROUTE, query="").geturl()
+    body = {"rank": "-".join(str(payload[name]) for name in ranks), "capability": capability.as_json()}
+    try:
+        response = requests.put(target, json=body, timeout=TIMEOUT_SECONDS)
+        response.raise_for_status()
+    except requests.RequestException as error:
+        logger.error("DCP block capability withheld: the bootstrap server did not take this rank's report: %s", error)

@@ -1,0 +1,109 @@
+"""Decode server: ask the prefill server about blocks first, name ours when registering, and take only what was agreed."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang_dcp_block.dcp import handshake
+from sglang_dcp_block.dcp.handshake import HandshakeError, Side
+from sglang_dcp_block.patches.active import layout
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 5
+
+
+def register_block_size(result: list[bytes], manager: Any) -> list[bytes]:
+    """AFTER ``MooncakeKVManager.build_receiver_registration_message``: name our block size in a trailing frame."""
+    return [*result, handshake.tagged(layout().block_size)]
+
+
+def ask_prefill_first(original: Any, queue: Any, addr_to_reqs: dict[str, list[Any]]) -> tuple[dict[str, list[Any]], list[Any]]:
+    """AROUND ``DecodePreallocQueue._ensure_prefill_info``: only prefill servers that place by blocks as agreed pass.
+
+    A refused server costs its own requests, which end with the reason; requests to other servers go on. Upstream's own
+    refusals of a server, which would take the scheduler down, end the same way.
+
+    Args:
+        addr_to_reqs: bootstrap address -> requests that wait for it.
+    Returns:
+        (addresses that are ready with their requests, requests that wait on).
+    """
+    ready: dict[str, list[Any]] = {}
+    remaining: list[Any] = []
+    for addr, requests_there in addr_to_reqs.items():
+        known = addr in queue.kv_manager.prefill_info_table
+        try:
+            ready_here, remaining_here = original(queue, {addr: requests_there})
+            if ready_here and not known:
+                reason = _refusal(addr, queue.kv_manager)
+                if reason is not None:
+                    queue.kv_manager.prefill_info_table.pop(addr, None)
+                    raise RuntimeError(reason)
+        except RuntimeError as error:
+            _fail(requests_there, f"prefill server {addr} refused: {error}")
+            continue
+        ready.update(ready_here)
+        remaining.extend(remaining_here)
+    return ready, remaining
+
+
+def require_echo(original: Any, manager: Any, msg: list[bytes]) -> tuple[int, int, int, str | None] | None:
+    """AROUND ``CommonKVManager.parse_kv_status_message``: success without our block size in it is a failure.
+
+    A prefill server may come back without the plugin at an address that was asked before; its rows would be token
+    round-robin.
+    """
+    from sglang.srt.disaggregation.base import KVPoll
+
+    parsed: tuple[int, int, int, str | None] | None = original(manager, msg)
+    if parsed is None or parsed[1] != int(KVPoll.Success):
+        return parsed
+    expected = layout().block_size
+    try:
+        got = handshake.block_size_in(msg)
+    except HandshakeError as error:
+        got, reason = -1, f": {error}"
+    else:
+        reason = ""
+    if got == expected:
+        return parsed
+    room, _, rank, _ = parsed
+    return room, int(KVPoll.Failed), rank, (
+        f"prefill sent KV in blocks of {got}, expected {expected}{reason}. "
+        "Install the same sglang-dcp-block on the prefill server, and restart it."
+    )
+
+
+def _refusal(addr: str, manager: Any) -> str | None:
+    """Why the prefill server at ``addr`` may not send to us, or None."""
+    import requests
+
+    ours = Side(layout().dcp_size, layout().block_size, manager.kv_args.page_size)
+    try:
+        response = requests.get(f"http://{addr}{handshake.ROUTE}", timeout=TIMEOUT_SECONDS)
+        if response.status_code == 404:
+            return (
+                f"expected one that places KV in blocks of {ours.block_size}, got one that does not know blocks. "
+                "Install sglang-dcp-block beside the prefill server's SGLang, or start this server without "
+                "--dcp-block-size."
+            )
+        if response.status_code != 200:
+            return f"its block capability is withheld ({response.status_code}: {response.text[:300]})"
+        return handshake.why_not(handshake.capability_from(response.json()).side, ours)
+    except (requests.RequestException, ValueError) as error:
+        return f"its block capability could not be read: {error}"
+
+
+def _fail(decode_requests: list[Any], reason: str) -> None:
+    from sglang.srt.disaggregation.base import KVPoll
+
+    logger.error("%s", reason)
+    for decode_request in decode_requests:
+        receiver = decode_request.kv_receiver
+        if receiver is None:  # already taken out of the queue
+            continue
+        receiver.kv_mgr.record_failure(receiver.bootstrap_room, reason)
+        receiver.kv_mgr.update_status(receiver.bootstrap_room, KVPoll.Failed)
+        receiver.conclude_state = KVPoll.Failed
