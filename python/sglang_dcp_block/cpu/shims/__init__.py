@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from sglang_dcp_block.cpu.environment import REQUIRED, TORCH_MERGE
 from sglang_dcp_block.cpu.shims import (
+    all_to_all,
     flashinfer_mla,
     head_padding,
     mla_writer,
@@ -39,6 +40,7 @@ SHIMS: tuple[Shim, ...] = (
     Shim("head padding", "padded KV heads make GQA with DCP silently wrong", head_padding.install),
     Shim("MLA cache writer", "the writer used off CUDA ignores which rank owns a token", mla_writer.install),
     Shim("FlashInfer MLA", "FlashInfer has no CPU kernels", flashinfer_mla.install),
+    Shim("all-to-all", "--dcp-comm-backend a2a exchanges through an operator for CUDA alone", all_to_all.install),
     Shim("prefill events", "disaggregated prefill records CUDA events and pins memory", prefill_events.install),
     Shim(
         "torch merge", "optional: the interpreter runs a program per request and head", torch_merge.install, TORCH_MERGE
