@@ -95,3 +95,63 @@ def placed(slot: int, P: int, B: int) -> int:
     while num_cycles * B * P <= slot:
         num_cycles += 1
     return placed_order(num_cycles, P, B).index(slot)
+
+
+def transfer_rows(
+    src_pages: list[int],
+    dst_pages: list[int],
+    rank: int,
+    P: int,
+    B: int,
+    page_size: int,
+    prefix: int = 0,
+    skipped_pages: int = 0,
+    num_tokens: int | None = None,
+) -> list[tuple[int, int]]:
+    """(source row, destination row) of each token of a chunk that decode rank ``rank`` gets, in position order.
+
+    The decode server holds ``prefix`` tokens already; the request's next ``skipped_pages`` source pages went before.
+    """
+    src_rows = [row for page in src_pages for row in range(page * page_size, page * page_size + page_size)]
+    dst_rows = iter([row for page in dst_pages for row in range(page * page_size, page * page_size + page_size)])
+    if num_tokens is not None:
+        src_rows = src_rows[:num_tokens]
+    first = prefix + skipped_pages * page_size
+    pairs: list[tuple[int, int]] = []
+    for t, (dealt_to, _) in enumerate(deal(first + len(src_rows), P, B)):
+        if t < prefix or dealt_to != rank:
+            continue
+        dst_row = next(dst_rows)  # this rank's tokens behind the prefix fill its pages one by one
+        if t >= first:
+            pairs.append((src_rows[t - first], dst_row))
+    return pairs
+
+
+def replicated_rows(
+    src_pages: list[int],
+    dst_pages: list[int],
+    P: int,
+    page_size: int,
+    skipped_pages: int = 0,
+    num_tokens: int | None = None,
+) -> list[tuple[int, int]]:
+    """The same for a pool that holds every token on every rank, a virtual page of them in each destination page."""
+    src_rows = [row for page in src_pages for row in range(page * page_size, page * page_size + page_size)]
+    slots_in_page = sum(page_size for _ in range(P))
+    slots = [slot for page in dst_pages for slot in range(page * slots_in_page, page * slots_in_page + slots_in_page)]
+    for _ in range(skipped_pages):
+        del slots[:page_size]
+    if num_tokens is not None:
+        src_rows = src_rows[:num_tokens]
+    return list(zip(src_rows, slots, strict=False))
+
+
+def joined_rows(pairs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Pairs as (source row, destination row, rows), while both go up by one."""
+    found: list[tuple[int, int, int]] = []
+    for src, dst in pairs:
+        if found and found[-1][0] + found[-1][2] == src and found[-1][1] + found[-1][2] == dst:
+            found[-1] = (*found[-1][:2], found[-1][2] + 1)
+        else:
+            found.append((src, dst, 1))
+    return found

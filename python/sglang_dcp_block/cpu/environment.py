@@ -43,6 +43,8 @@ REQUIRED = {
 DEFAULTS = {
     # Ranks share few cores: more OpenMP threads only spin against each other.
     "OMP_NUM_THREADS": "1",
+    # Small helpers that SGLang compiles run as they are: a first run compiles for 20 seconds, and needs a C++ compiler.
+    "TORCHDYNAMO_DISABLE": "1",
     # Silences a warning in every forked child.
     "TOKENIZERS_PARALLELISM": "false",
     # Checkpoints are local folders; a look-up would only wait for a timeout.

@@ -13,11 +13,11 @@ from sglang_dcp_block.demo.client import Prompt
 
 NEW_TOKENS = 8
 
-TEXTS = (
+TEXTS = (  # 5, 17 and 39 tokens: none a multiple of dcp_size
     "The capital of France is",
-    "Water boils at a hundred degrees at sea level, but high up in the mountains",
+    "Water boils at a hundred degrees at sea level, but high up in the cold mountains",
     "Once upon a time there was an old fisherman who lived with his daughter in a small village by the sea. "
-    "Every morning before the sun came up he rowed out, and one day in his net",
+    "Every morning before the sun came up he rowed out, and one day his net",
 )
 
 
@@ -33,7 +33,7 @@ class Case:
 
     @property
     def layout(self) -> DcpLayout:
-        """Which rank holds which position; without DCP the one rank of each "group" holds everything."""
+        """Which rank holds which position; without DCP each rank is alone in its group and holds everything."""
         return DcpLayout(self.dcp_size, self.block_size or 1)
 
 
@@ -41,7 +41,7 @@ class Case:
 class Part:
     """One model, served in several ways; the first is what the others must equal."""
 
-    title: str
+    title: str  # of the table
     model: Callable[[], Path]  # makes the checkpoint the first time; run in another process, so picklable
     cases: tuple[Case, ...]
     prompts: Sequence[Prompt]
@@ -54,10 +54,10 @@ def trained_part(also_eight_ranks: bool = False) -> Part:
 
     cases = [
         Case("TP1", tp_size=1, dcp_size=1, block_size=None, page_size=16),
-        Case("TP2+DCP2, blocks of 8", tp_size=2, dcp_size=2, block_size=8, page_size=16),
+        Case("TP2+DCP2 blocks", tp_size=2, dcp_size=2, block_size=8, page_size=16),
     ]
     if also_eight_ranks:
-        cases.append(Case("TP8+DCP8, blocks of 8", tp_size=8, dcp_size=8, block_size=8, page_size=16))
+        cases.append(Case("TP8+DCP8 blocks", tp_size=8, dcp_size=8, block_size=8, page_size=16))
     return Part(
         "SmolLM2-135M-Instruct, rearranged to one KV head",
         smollm2.build,
@@ -77,8 +77,8 @@ def tiny_part() -> Part:
         partial(write_tiny, "gqa", cache_root() / "tiny-gqa"),
         (
             Case("TP8", tp_size=8, dcp_size=1, block_size=None, page_size=8),
-            Case("TP8+DCP8, token round-robin", tp_size=8, dcp_size=8, block_size=None, page_size=8),
-            Case("TP8+DCP8, blocks of 8", tp_size=8, dcp_size=8, block_size=8, page_size=8),
+            Case("TP8+DCP8 tokens", tp_size=8, dcp_size=8, block_size=None, page_size=8),
+            Case("TP8+DCP8 blocks", tp_size=8, dcp_size=8, block_size=8, page_size=8),
         ),
         tuple(random_ids(length) for length in (5, 21, 39)),
         minutes=6,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sglang_dcp_block.demo.client import Answer
@@ -92,18 +93,18 @@ def mismatches(results: Sequence[Result]) -> list[str]:
 def table(title: str, results: Sequence[Result]) -> Table:
     """The results side by side."""
     reference = results[0]
-    result_table = Table(title=title, title_justify="left", caption_justify="left")
-    result_table.add_column("configuration")
-    for heading in ("max |Δ log-prob|", "tokens", "KV rows of each rank", "max/mean", "start", "per token"):
+    result_table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    result_table.add_column("server")
+    for heading in ("B", "max |Δ log p|", "tokens", "KV rows of each rank", "max/mean", "start", "per token"):
         result_table.add_column(heading, justify="right")
     for result in results:
-        rows = rows_per_rank(result)
-        first = result is reference
+        case, rows, first = result.case, rows_per_rank(result), result is reference
         result_table.add_row(
-            result.case.name,
+            case.name,
+            str(case.layout.block_size) if case.dcp_size > 1 else "",
             "reference" if first else f"{difference(result, reference):.1e}",
-            "reference" if first else "equal" if tokens_equal(result, reference) else "DIFFERENT",
-            row_text(rows, result.case),
+            "" if first else "equal" if tokens_equal(result, reference) else "DIFFERENT",
+            row_text(rows, case),
             f"{imbalance(rows):.2f}",
             f"{result.start_seconds:.0f} s",
             f"{result.seconds_per_token:.1f} s",
@@ -126,7 +127,6 @@ def occupancy_note(results: Sequence[Result], long_tokens: int = 100_000) -> str
     case = max(blocks, key=lambda case: case.layout.cycle)
     rows = [case.layout.local_len(long_tokens, rank) for rank in range(case.dcp_size)]
     return (
-        f"KV rows: by the layout, for the prompts and answers above. Ranks differ by at most {case.block_size} rows a "
-        f"request, so short prompts look uneven; for one of {long_tokens:,} tokens, max/mean with {case.name} is "
-        f"{imbalance(rows):.4f}."
+        f"KV rows by the layout, for these prompts and answers together. Ranks differ by at most {case.block_size} rows a\n"
+        f"request: much for prompts this short, and for one of {long_tokens:,} tokens a max/mean of {imbalance(rows):.4f}."
     )

@@ -40,13 +40,12 @@ def run(parts: Sequence[Part], console: Console, options: Options) -> list[str]:
     wrong: list[str] = []
     with Steps(console, total=sum(2 * len(part.cases) for part in parts)) as steps:
         for part, model in zip(parts, models, strict=True):
-            steps.say(f"\n{part.title}")
+            steps.say("")
             results = [serve(case, model, part, steps, options) for case in part.cases]
             console.print()
             console.print(report.table(part.title, results))
             if note := report.occupancy_note(results):
-                console.print(note, highlight=False)
-            console.print()
+                steps.say(note)
             wrong += report.mismatches(results)
     return wrong
 

@@ -48,19 +48,8 @@ def flags(case: Case) -> list[str]:
 def command(case: Case, model: Path, port: int) -> list[str]:
     """The whole command line of a server."""
     tokenizer = [] if (model / "tokenizer.json").exists() else ["--skip-tokenizer-init"]
-    page = ["--page-size", str(case.page_size)]
-    return [
-        _sglang(),
-        "serve",
-        "--model-path",
-        str(model),
-        *flags(case),
-        *page,
-        *SMALL,
-        *tokenizer,
-        "--port",
-        str(port),
-    ]
+    own = [*flags(case), "--page-size", str(case.page_size), "--port", str(port)]
+    return [_sglang(), "serve", "--model-path", str(model), *own, *SMALL, *tokenizer]
 
 
 def _sglang() -> str:
