@@ -216,10 +216,20 @@ RULES: tuple[Rule, ...] = (
          "no prefill context parallelism", "Leave the flag out."),
     Rule("PD multiplexing", _is("pd_multiplexing", "--enable-pdmux"), "no PD multiplexing", "Leave the flag out."),
     Rule(
-        "prefill/decode disaggregation",
-        lambda f: f"--disaggregation-mode {f.disaggregation_mode}" if f.disaggregation_mode != "null" else None,
-        "a server that prefills and decodes",
-        f"Leave {FLAG} out on this server: not supported by this version.",
+        "PD over anything but Mooncake",
+        lambda f: (
+            f"--disaggregation-transfer-backend {f.transfer_backend}"
+            if f.disaggregation_mode != "null" and not f.transfer_backend.startswith("mooncake")
+            else None
+        ),
+        "mooncake or mooncake_tcp",
+        "Pass --disaggregation-transfer-backend mooncake.",
+    ),
+    Rule(
+        "PD decode of GQA and MHA models",
+        lambda f: "a model without MLA" if f.disaggregation_mode == "decode" and not f.is_mla else None,
+        "an MLA model: SGLang relays nothing else out to DCP",
+        f"Leave {FLAG} and --dcp-size out on this decode server.",
     ),
     Rule("Ray", _is("ray", "--use-ray"), "schedulers started by SGLang itself", "Leave --use-ray out."),
     Rule("the Rust server", _is("rust_server", "SGLANG_RUST_SERVER"), "the Python HTTP server", "Unset the variable."),

@@ -107,11 +107,19 @@ class EngineSession:
         """Fields of the server info."""
         return self._do("info", keys=list(keys))
 
-    def _do(self, name: str, **fields: Any) -> Any:
+    def send(self, name: str, **fields: Any) -> None:
+        """Give a command and do not wait."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": name, **fields}) + "\n")
         self.process.stdin.flush()
+
+    def receive(self) -> Any:
+        """The answer to the oldest command that was sent."""
         return self._answer(self.answer_timeout)["result"]
+
+    def _do(self, name: str, **fields: Any) -> Any:
+        self.send(name, **fields)
+        return self.receive()
 
     def _answer(self, timeout: float) -> dict[str, Any]:
         ready, _, _ = select.select([self.answers], [], [], timeout)

@@ -117,16 +117,24 @@ def capability_from(data: object) -> Capability:
     Raises:
         HandshakeError: it is not one, or of another protocol.
     """
-    fields = {"protocol": int, "dcp_size": int, "block_size": int, "page_size": int, "digest": str}
     if not isinstance(data, Mapping):
         raise HandshakeError(f"expected an object, got {type(data).__name__}")
-    for name, kind in fields.items():
-        value = data.get(name)
-        if not isinstance(value, kind) or isinstance(value, bool) or (kind is int and value < 1):
-            raise HandshakeError(f"{name}: expected a {'positive int' if kind is int else 'string'}, got {value!r}")
-    if data["protocol"] != PROTOCOL:
-        raise HandshakeError(f"expected protocol {PROTOCOL}, got {data['protocol']}")
-    return Capability(**{name: data[name] for name in fields})
+    digest = data.get("digest")
+    if not isinstance(digest, str):
+        raise HandshakeError(f"digest: expected a string, got {digest!r}")
+    protocol, dcp_size, block_size, page_size = (
+        _positive(data, name) for name in ("protocol", "dcp_size", "block_size", "page_size")
+    )
+    if protocol != PROTOCOL:
+        raise HandshakeError(f"expected protocol {PROTOCOL}, got {protocol}")
+    return Capability(protocol, dcp_size, block_size, page_size, digest)
+
+
+def _positive(data: Mapping[str, object], name: str) -> int:
+    value = data.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise HandshakeError(f"{name}: expected a positive int, got {value!r}")
+    return value
 
 
 def agreed(reports: Mapping[str, Capability], expected: int) -> Capability | None:

@@ -9,6 +9,8 @@ from sglang_dcp_block.dcp.layout import DcpLayout
 
 _layout: DcpLayout | None = None
 
+prefill_is_armed = False  # whether this scheduler of a prefill server may claim to know blocks
+
 
 def activate(layout: DcpLayout) -> None:
     """Make ``layout`` the one that every hook of this process uses."""

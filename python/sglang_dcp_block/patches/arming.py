@@ -2,7 +2,7 @@
 
 SGLang publishes its configuration once in every process, with the process's role.  Where blocks were asked for, that is
 the moment to arm: schedulers get the KV patch points, the launcher and the data-parallel controller get the checks that
-all schedulers agree.  Without blocks, nothing is armed.
+all schedulers agree.  Without blocks, nothing is armed, but for the transfer of a prefill server.
 """
 
 from __future__ import annotations
@@ -26,19 +26,40 @@ def arm_process(result: Any, server_args: Any, *, role: str, **_: Any) -> None:
         PatchError: SGLang is not the one the patch points were written for; the process ends with it.
     """
     block_size = armed_block_size(server_args)
-    if block_size is None:
-        return
-    from sglang_dcp_block.patches.points import core_points
-    from sglang_dcp_block.patches.startup_points import CONTROLLER_POINTS, LAUNCHER_POINTS
+    mode = _resolved(server_args).disaggregation_mode
+    if block_size is not None:
+        from sglang_dcp_block.patches.startup_points import CONTROLLER_POINTS, LAUNCHER_POINTS
 
-    if role == "scheduler":
-        active.activate(DcpLayout(_dcp_size(server_args), block_size))
-        register.arm(core_points())
-        logger.info("DCP blocks of %d tokens: %d patch points armed.", block_size, len(core_points()))
-    elif role == "tokenizer":
-        register.arm(LAUNCHER_POINTS)
-    elif role == "dp_controller":
-        register.arm(CONTROLLER_POINTS)
+        if role == "scheduler":
+            from sglang_dcp_block.patches.points import scheduler_points
+
+            active.activate(DcpLayout(_resolved(server_args).dcp_size, block_size))
+            register.arm(scheduler_points(mode))
+            logger.info("DCP blocks of %d tokens: %d patch points armed.", block_size, len(scheduler_points(mode)))
+        elif role == "tokenizer":
+            register.arm(LAUNCHER_POINTS)
+        elif role == "dp_controller":
+            register.arm(CONTROLLER_POINTS)
+    if mode == "prefill":
+        _arm_prefill(server_args, role)
+
+
+def _arm_prefill(server_args: Any, role: str) -> None:
+    """A prefill server serves decode servers with blocks without any flag; where it cannot, it serves as stock.
+
+    Its capability is claimed only by ranks that are armed, so a decode server with blocks is refused, not misled.
+    """
+    from sglang_dcp_block.patches.pd_points import BOOTSTRAP_POINTS, PREFILL_POINTS
+
+    if not _resolved(server_args).disaggregation_transfer_backend.startswith("mooncake"):
+        return
+    points = {"scheduler": PREFILL_POINTS, "tokenizer": BOOTSTRAP_POINTS}.get(role, ())
+    try:
+        register.arm(points)
+    except register.PatchError as error:
+        logger.error("This prefill server serves as stock SGLang does, not decode servers with DCP blocks: %s", error)
+    else:
+        active.prefill_is_armed = active.prefill_is_armed or role == "scheduler"
 
 
 def report_layout(result: dict[str, Any], scheduler: Any) -> dict[str, Any]:
@@ -48,19 +69,20 @@ def report_layout(result: dict[str, Any], scheduler: Any) -> dict[str, Any]:
         BlockSizeError: the loaded model has a layer that blocks cannot serve.
         DisagreementError: with several nodes, some rank is armed otherwise or not at all.
     """
-    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.runtime_context import get_parallel, get_server_args
 
     from sglang_dcp_block.patches.model_check import require_full_attention
-    from sglang_dcp_block.patches.points import core_points
+    from sglang_dcp_block.patches.points import scheduler_points
 
     require_full_attention(scheduler.tp_worker.model_runner.model)
-    register.verify(core_points())
+    points = scheduler_points(_resolved(get_server_args()).disaggregation_mode)
+    register.verify(points)
     layout, allocator = active.layout(), scheduler.token_to_kv_pool_allocator
     report = Report(
         block_size=layout.block_size,
         dcp_size=layout.dcp_size,
         page_size=allocator.page_size // layout.dcp_size,
-        digest=register.digest(core_points(), layout.block_size),
+        digest=register.digest(points, layout.block_size),
         capacity_tokens=allocator.size,
         rows_per_rank=allocator.size // layout.dcp_size,
     )
@@ -89,14 +111,15 @@ def require_ranks_agree(
     from sglang.srt.runtime_context import get_server_args
     from sglang.srt.utils import kill_process_tree
 
-    from sglang_dcp_block.patches.points import core_points
+    from sglang_dcp_block.patches.points import scheduler_points
 
     server_args = get_server_args()
+    points = scheduler_points(_resolved(server_args).disaggregation_mode)
     block_size = armed_block_size(server_args)
     assert block_size is not None, "armed by arm_process, which read the same record"
     try:
         agreement.require_agreement(
-            result, block_size, register.digest(core_points(), block_size), _schedulers_on_node(server_args)
+            result, block_size, register.digest(points, block_size), _schedulers_on_node(server_args)
         )
     except agreement.DisagreementError:
         for process in scheduler_procs:
@@ -110,16 +133,15 @@ def merge_controller_reports(result: dict[str, Any], controller: Any) -> dict[st
     return {**result, "dcp_block_size": merged["block_size"], REPORT_KEY: merged}
 
 
-def _dcp_size(server_args: Any) -> int:
+def _resolved(server_args: Any) -> Any:
     from sglang.srt.arg_groups.overrides import resolving_view
 
-    return int(resolving_view(server_args).dcp_size)
+    return resolving_view(server_args)
 
 
 def _schedulers_on_node(server_args: Any) -> int:
-    from sglang.srt.arg_groups.overrides import resolving_view
     from sglang.srt.server_args import compute_world_size
 
-    cfg = resolving_view(server_args)
+    cfg = _resolved(server_args)
     world_size = compute_world_size(dp_size=cfg.dp_size, tp_size=cfg.tp_size, pp_size=cfg.pp_size)
     return int(world_size // cfg.nnodes)

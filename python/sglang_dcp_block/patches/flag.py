@@ -192,6 +192,12 @@ def _finish(server_args: Any, previous: Step) -> None:
     block_size = config.block_size_for(request, resolving_view(server_args).page_size) if request.wants_blocks else 1
     facts = facts_of(server_args, block_size)
     armed = block_size > 1 or facts.is_triton_mla_under_dcp
+    if armed and facts.disaggregation_mode == "prefill" and facts.dcp_size == 1:
+        logger.warning(
+            "%s %s: ignored on a prefill server without DCP; each decode server names its own block size.",
+            request.source, request.value,
+        )  # fmt: skip
+        armed = False
     if armed:
         require_supported(facts)
         register.check(all_points())

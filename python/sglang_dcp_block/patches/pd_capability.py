@@ -58,21 +58,21 @@ def report_rank(result: None, manager: Any, url: str, payload: dict[str, Any]) -
     """
     import requests
 
-    from sglang_dcp_block.patches.points import core_points
     from sglang_dcp_block.patches.pd_points import PREFILL_POINTS
 
+    if not active.prefill_is_armed:
+        return
     layout = active.layout_or_stock(manager.dcp_size)
-    points = PREFILL_POINTS + (core_points() if layout.block_size > 1 else ())
     capability = Capability(
         protocol=handshake.PROTOCOL,
         dcp_size=layout.dcp_size,
         block_size=layout.block_size,
         page_size=payload["page_size"],
-        digest=register.digest(points, layout.block_size),
+        digest=register.digest(PREFILL_POINTS, layout.block_size),
     )
     ranks = ("system_dp_rank", "attn_dp_rank", "attn_cp_rank", "attn_tp_rank", "pp_rank")
     target = urlsplit(url)._replace(path=handshake.ROUTE, query="").geturl()
-    body = {"rank": "-".join(str(payload[name]) for name in ranks), "capability": capability.as_json()}
+    body: dict[str, Any] = {"rank": "-".join(str(payload[name]) for name in ranks), "capability": capability.as_json()}
     try:
         response = requests.put(target, json=body, timeout=TIMEOUT_SECONDS)
         response.raise_for_status()

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from sglang_dcp_block.patches.kv_points import KV_POINTS, RELIED_ON
+from sglang_dcp_block.patches.pd_points import BOOTSTRAP_POINTS, DECODE_POINTS, PREFILL_POINTS
 from sglang_dcp_block.patches.register import PatchPoint
 from sglang_dcp_block.patches.startup_points import CONTROLLER_POINTS, LAUNCHER_POINTS, LIGHT_POINTS, SCHEDULER_POINTS
 
 
-def core_points() -> tuple[PatchPoint, ...]:
-    """What a scheduler is armed with."""
-    return SCHEDULER_POINTS + KV_POINTS + RELIED_ON
+def scheduler_points(disaggregation_mode: str) -> tuple[PatchPoint, ...]:
+    """What a scheduler with blocks is armed with.
+
+    Args:
+        disaggregation_mode: ``null``, ``prefill`` or ``decode``, as SGLang names it.
+    """
+    transfer = {"prefill": PREFILL_POINTS, "decode": DECODE_POINTS}.get(disaggregation_mode, ())
+    return SCHEDULER_POINTS + KV_POINTS + RELIED_ON + transfer
 
 
 def all_points() -> tuple[PatchPoint, ...]:
     """Every patch point, in the order of the docs."""
-    return LIGHT_POINTS + LAUNCHER_POINTS + CONTROLLER_POINTS + core_points()
+    startup = LIGHT_POINTS + LAUNCHER_POINTS + CONTROLLER_POINTS
+    return startup + scheduler_points("null") + BOOTSTRAP_POINTS + PREFILL_POINTS + DECODE_POINTS

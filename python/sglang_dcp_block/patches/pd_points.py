@@ -1,0 +1,80 @@
+"""Patch points of prefill/decode disaggregation over Mooncake."""
+
+from __future__ import annotations
+
+from sglang_dcp_block.patches import pd_capability, pd_decode, pd_registration
+from sglang_dcp_block.patches.register import Kind, PatchPoint
+
+_COMMON = "sglang.srt.disaggregation.common.conn"
+_MOONCAKE = "sglang.srt.disaggregation.mooncake.conn"
+_HANDSHAKE_UPSTREAM = "a field in PrefillServerInfo and a positional frame for the block size"
+_GUARD_UPSTREAM = "the same guards in upstream's bootstrap thread"
+
+# In the process of the bootstrap server, which started the prefill schedulers.
+BOOTSTRAP_POINTS: tuple[PatchPoint, ...] = (
+    PatchPoint(
+        f"{_COMMON}.CommonKVBootstrapServer._setup_routes", Kind.AFTER,
+        "GET /dcp_layout tells decode servers that this one places KV by blocks; a stock server answers 404.",
+        _HANDSHAKE_UPSTREAM, pd_capability.add_route,
+    ),
+)  # fmt: skip
+
+# In every scheduler of a prefill server, with or without the flag.
+REGISTRATION_POINTS: tuple[PatchPoint, ...] = (
+    PatchPoint(
+        f"{_COMMON}.CommonKVManager._register_topology_row", Kind.AFTER,
+        "Each rank reports its capability to the bootstrap server, which lives in another process.",
+        _HANDSHAKE_UPSTREAM, pd_capability.report_rank,
+    ),
+    PatchPoint(
+        f"{_MOONCAKE}.KVArgsRegisterInfo.from_zmq", Kind.AROUND,
+        "Read the block size of a decode server; a registration that cannot be read rejects that session only.",
+        _HANDSHAKE_UPSTREAM, pd_registration.read_registration,
+    ),
+    PatchPoint(
+        f"{_COMMON}.CommonKVManager.requires_dcp_relayout", Kind.AROUND,
+        "A topology that SGLang refuses rejects that session; raised, it would end the bootstrap thread.",
+        _GUARD_UPSTREAM, pd_registration.topology,
+    ),
+    PatchPoint(
+        f"{_COMMON}.CommonKVManager.prepare_dcp_token_item_lens", Kind.AROUND,
+        "Other row sizes reject that session; raised, it would end the bootstrap thread.",
+        _GUARD_UPSTREAM, pd_registration.row_sizes,
+    ),
+    PatchPoint(
+        f"{_MOONCAKE}.MooncakeKVManager._publish_peer_registration", Kind.AROUND,
+        "Equal DCP sizes copy pages as they are, so block sizes must be equal; otherwise KV would be garbled in silence.",
+        _HANDSHAKE_UPSTREAM, pd_registration.publish_verdict,
+    ),
+    PatchPoint(
+        f"{_COMMON}.CommonKVManager._make_worker_recv", Kind.AROUND,
+        "Messages that cannot be read are dropped; read, they would end the bootstrap thread.",
+        _GUARD_UPSTREAM, pd_registration.guarded_receive,
+    ),
+    PatchPoint(
+        f"{_COMMON}.CommonKVManager._encode_kv_status_message", Kind.AFTER,
+        "Success names the block size that was sent; failure carries the reason of a rejection.",
+        _HANDSHAKE_UPSTREAM, pd_registration.echo_block_size,
+    ),
+)  # fmt: skip
+
+PREFILL_POINTS: tuple[PatchPoint, ...] = REGISTRATION_POINTS
+
+# In every scheduler of a decode server with blocks.
+DECODE_POINTS: tuple[PatchPoint, ...] = (
+    PatchPoint(
+        "sglang.srt.disaggregation.decode.DecodePreallocQueue._ensure_prefill_info", Kind.AROUND,
+        "Ask a prefill server about blocks before the first request; a stock one would send token round-robin rows.",
+        _HANDSHAKE_UPSTREAM, pd_decode.ask_prefill_first,
+    ),
+    PatchPoint(
+        f"{_MOONCAKE}.MooncakeKVManager.build_receiver_registration_message", Kind.AFTER,
+        "Name our block size when registering.",
+        _HANDSHAKE_UPSTREAM, pd_decode.register_block_size,
+    ),
+    PatchPoint(
+        f"{_COMMON}.CommonKVManager.parse_kv_status_message", Kind.AROUND,
+        "Success without our block size is a failure: the prefill server may have come back without blocks.",
+        _HANDSHAKE_UPSTREAM, pd_decode.require_echo,
+    ),
+)  # fmt: skip

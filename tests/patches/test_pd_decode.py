@@ -1,0 +1,202 @@
+"""The decode server's side of the handshake, against SGLang's real bootstrap server and real queue method."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from types import SimpleNamespace
+
+import pytest
+import requests
+from hooking import hook
+
+from sglang_dcp_block.dcp import handshake
+from sglang_dcp_block.dcp.handshake import Capability
+from sglang_dcp_block.dcp.layout import DcpLayout
+from sglang_dcp_block.patches import active, pd_decode
+from sglang_dcp_block.patches.pd_points import BOOTSTRAP_POINTS
+
+CAPABILITY = Capability(handshake.PROTOCOL, 1, 1, 8, "digest")
+
+
+@pytest.fixture(autouse=True)
+def armed(monkeypatch):
+    monkeypatch.setattr(active, "_layout", DcpLayout(2, 8))
+
+
+@pytest.fixture
+def bootstrap(monkeypatch, unused_port):
+    """bootstrap(knows_blocks) -> address of a real bootstrap server with one registered rank."""
+    from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer
+
+    servers = []
+
+    def start(knows_blocks: bool = True, page_size: int = 8) -> str:
+        with monkeypatch.context() as patch:
+            if knows_blocks:
+                hook(patch, BOOTSTRAP_POINTS)
+            servers.append(CommonKVBootstrapServer("127.0.0.1", port := unused_port()))
+        address = f"127.0.0.1:{port}"
+        row = dict.fromkeys(("attn_tp_size", "attn_cp_size", "attn_dp_size", "pp_size", "system_dp_size"), 1)
+        row |= dict.fromkeys(("attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "pp_rank", "system_dp_rank"), 0)
+        row |= {"rank_ip": "127.0.0.1", "rank_port": 1, "page_size": page_size, "kv_cache_dtype": "auto",
+                "load_balance_method": "auto", "decode_allocation_policy": "early"}  # fmt: skip
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                requests.put(f"http://{address}/route", json=row, timeout=5).raise_for_status()
+                return address
+            except requests.ConnectionError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def unused_port():
+    import socket
+
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return probe.getsockname()[1]
+
+    return find
+
+
+def report(address: str, capability: Capability = CAPABILITY, rank: str = "0") -> requests.Response:
+    body = {"rank": rank, "capability": capability.as_json()}
+    return requests.put(f"http://{address}{handshake.ROUTE}", json=body, timeout=5)
+
+
+class Queue:
+    """A decode queue whose manager finds every prefill server it is asked for."""
+
+    def __init__(self, error: str | None = None):
+        self._ensure_last_attempt_time, self._ensure_retry_count = {}, {}
+        self._ensure_retry_interval, self._max_ensure_retries = 0.0, 3
+        table: dict[str, object] = {}
+
+        def find(address: str) -> bool:
+            if error is not None:
+                raise RuntimeError(error)
+            table[address] = object()
+            return True
+
+        self.kv_manager = SimpleNamespace(
+            prefill_info_table=table, try_ensure_parallel_info=find, kv_args=SimpleNamespace(page_size=8)
+        )
+
+    def ask(self, *addresses: str):
+        """(ready addresses, reasons of failed requests by address), with one request an address."""
+        from sglang.srt.disaggregation.decode import DecodePreallocQueue
+
+        reasons: dict[str, str] = {}
+        original = inspect.unwrap(DecodePreallocQueue._ensure_prefill_info)
+        ready, remaining = pd_decode.ask_prefill_first(original, self, {a: [self.request(a, reasons)] for a in addresses})
+        assert remaining == []
+        return list(ready), reasons
+
+    def request(self, address: str, reasons: dict[str, str]):
+        manager = SimpleNamespace(
+            record_failure=lambda room, reason: reasons.update({address: reason}), update_status=lambda room, status: None
+        )
+        return SimpleNamespace(kv_receiver=SimpleNamespace(kv_mgr=manager, bootstrap_room=1, conclude_state=None))
+
+
+def test_a_prefill_server_with_blocks_is_ready(bootstrap):
+    address = bootstrap()
+    assert report(address).status_code == 200
+    assert Queue().ask(address) == ([address], {})
+
+
+def test_a_stock_one_is_refused_with_the_reason_and_others_go_on(bootstrap):
+    stock, good = bootstrap(knows_blocks=False), bootstrap()
+    report(good)
+    queue = Queue()
+    ready, reasons = queue.ask(stock, good)
+    assert ready == [good]
+    assert "does not know blocks" in reasons[stock]
+    assert stock not in queue.kv_manager.prefill_info_table, "a later request must ask again"
+
+
+def test_a_capability_not_all_ranks_stand_for_is_withheld(bootstrap):
+    address = bootstrap()
+    _, reasons = Queue().ask(address)
+    assert "0 of 1 ranks have reported" in reasons[address]
+    report(address)
+    report(address, Capability(handshake.PROTOCOL, 1, 1, 8, "another"), rank="1")
+    _, reasons = Queue().ask(address)
+    assert "prefill ranks disagree" in reasons[address]
+
+
+@pytest.mark.parametrize(
+    ("capability", "reason"),
+    [
+        (Capability(handshake.PROTOCOL, 2, 4, 8, "d"), "equal block sizes"),
+        (Capability(handshake.PROTOCOL, 1, 1, 16, "d"), "equal page sizes"),
+    ],
+)
+def test_another_layout_is_refused(bootstrap, capability, reason):
+    address = bootstrap()
+    report(address, capability)
+    assert reason in Queue().ask(address)[1][address]
+
+
+def test_an_answer_is_asked_for_once(bootstrap):
+    address, queue = bootstrap(), Queue()
+    report(address)
+    queue.ask(address)
+    report(address, Capability(handshake.PROTOCOL, 2, 4, 8, "d"))
+    assert queue.ask(address) == ([address], {}), "known servers cost no round trip; the echo guards against a change"
+
+
+def test_upstreams_own_refusal_costs_the_requests_not_the_scheduler():
+    ready, reasons = Queue(error="Page size mismatch: 16 and 8").ask("1.2.3.4:5")
+    assert ready == []
+    assert "Page size mismatch" in reasons["1.2.3.4:5"]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"rank": 1}', b'{"rank": 1, "capability": 5}', b"\xff"])
+def test_nonsense_reports_are_refused(bootstrap, body):
+    address = bootstrap()
+    assert requests.put(f"http://{address}{handshake.ROUTE}", data=body, timeout=5).status_code == 400
+    assert report(address).status_code == 200
+
+
+def status_message(status: str, *frames: bytes) -> list[bytes]:
+    from sglang.srt.disaggregation.base import KVPoll
+
+    return [b"7", str(int(getattr(KVPoll, status))).encode(), b"0", *frames]
+
+
+@pytest.mark.parametrize(
+    ("frames", "ok"),
+    [
+        ((b"", handshake.tagged(8)), True),
+        ((), False),
+        ((b"", handshake.tagged(4)), False),
+        ((b"", handshake.TAG + b"x"), False),
+    ],
+)
+def test_success_counts_only_with_our_block_size(frames, ok):
+    from sglang.srt.disaggregation.base import KVPoll
+    from sglang.srt.disaggregation.common.conn import CommonKVManager
+
+    parse = inspect.unwrap(CommonKVManager.parse_kv_status_message)
+    manager = SimpleNamespace(kv_status_msg_tag=None)
+    room, status, rank, reason = pd_decode.require_echo(parse, manager, status_message("Success", *frames))
+    assert (room, rank) == (7, 0)
+    assert status == int(KVPoll.Success if ok else KVPoll.Failed)
+    assert (reason is None) if ok else ("expected 8" in (reason or ""))
+
+
+def test_a_failure_keeps_its_own_reason():
+    from sglang.srt.disaggregation.common.conn import CommonKVManager
+
+    parse = inspect.unwrap(CommonKVManager.parse_kv_status_message)
+    manager = SimpleNamespace(kv_status_msg_tag=None)
+    assert pd_decode.require_echo(parse, manager, status_message("Failed", b"why"))[3] == "why"
