@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from sglang_dcp_block.patches import fingerprint, register
-from sglang_dcp_block.patches.points import all_points, core_points
+from sglang_dcp_block.patches.points import all_points, scheduler_points
 from sglang_dcp_block.patches.register import Kind, PatchError, PatchPoint
 
 hook_registry = pytest.importorskip("sglang.srt.plugins.hook_registry")
@@ -250,7 +250,7 @@ class TestCheck:
     def test_a_missing_file_is_named(self, tree: Path) -> None:
         (tree / "srt" / "layers" / "dcp" / "layout.py").unlink()
         with pytest.raises(PatchError, match=r"sglang\.srt\.layers\.dcp\.layout\.get_dcp_lens: missing"):
-            register.check(core_points(), tree)
+            register.check(scheduler_points("null"), tree)
 
     def test_an_unknown_version_refuses_every_target(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(register, "upstream_version", lambda: "0.5.99")
