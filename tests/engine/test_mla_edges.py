@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from cases import answers_of, assert_nothing_lost, assert_placed, assert_same, token_list
 
 FLASHINFER = {"model": "mla", "attention_backend": "flashinfer"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+
 from cases import BATCHES, PROMPTS, assert_nothing_lost, assert_placed, assert_same
 from flavours import STOCK
 from pd import Pair, role

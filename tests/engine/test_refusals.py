@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,8 +19,8 @@ from typing import Any
 
 import psutil
 import pytest
-from cases import BASE
 
+from cases import BASE
 from sglang_dcp_block.cpu.environment import cpu_environment
 
 FAULTS = Path(__file__).parents[1] / "patches" / "faults"
@@ -208,3 +209,42 @@ class TestInTheRanks:
             "block layout: the plugin is not loaded in it.",
             "LEFT []",
         )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.slow
+class TestTwoNodes:
+    """Two "nodes" of one rank each on this machine. Each has a launcher of its own, which sees its own rank only."""
+
+    def nodes(self, starts: Any, second: dict[str, Any]) -> tuple[Start, Start]:
+        common = {"nnodes": 2, "dist_init_addr": f"127.0.0.1:{free_port()}", "fault": "impatient"}
+        return starts(**common, node_rank=0), starts(**common, node_rank=1, **second)
+
+    def test_all_alike_serve(self, starts: Any) -> None:
+        first, _ = self.nodes(starts, {})
+        attempt = first.end()
+        assert (attempt.status, attempt.left) == (0, []), attempt
+        assert "SERVES" in attempt.output, attempt
+
+    def test_a_node_without_the_flag(self, starts: Any) -> None:
+        """Its rank joins the others as stock SGLang and posts nothing."""
+        first, second = self.nodes(starts, {"dcp_block_size": None})
+        attempt = first.end()
+        assert attempt.status != 0, attempt
+        assert_refused(
+            attempt,
+            "DisagreementError: the ranks do not agree on the KV layout, so none may serve: ranks [1] reported no block "
+            "layout within 5 s: expected all 2 ranks to be armed, on every node.",
+        )
+        assert "KV in blocks" not in second.said()
+
+    def test_a_node_with_another_block_size(self, starts: Any) -> None:
+        for node in self.nodes(starts, {"dcp_block_size": 8}):
+            attempt = node.end()
+            assert attempt.status != 0, attempt
+            assert_refused(attempt, "is armed with digest ", "other ranks with {")

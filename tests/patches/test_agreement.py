@@ -10,9 +10,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from torch.distributed import PrefixStore, TCPStore
+
 from sglang_dcp_block.patches import agreement
 from sglang_dcp_block.patches.agreement import REPORT_KEY, DisagreementError, Report
-from torch.distributed import PrefixStore, TCPStore
 
 DIGEST = "00112233aabbccdd"
 OTHER = "ffffffffffffffff"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from sglang_dcp_block import compatibility
 from sglang_dcp_block.compatibility import BEGIN, END
 from sglang_dcp_block.patches import __main__ as patches_cli

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from sglang_dcp_block.patches import fingerprint
 from sglang_dcp_block.patches.fingerprint import TargetMissingError, from_live, from_tree, of_source
 

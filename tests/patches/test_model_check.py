@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from sglang_dcp_block.config import BlockSizeError
 from sglang_dcp_block.patches.model_check import require_full_attention
 

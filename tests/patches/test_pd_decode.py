@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import requests
-from hooking import hook
 
+from hooking import hook
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import Capability
 from sglang_dcp_block.dcp.layout import DcpLayout

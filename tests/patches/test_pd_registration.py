@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import zmq
-from hooking import hook
 
+from hooking import hook
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.patches import active

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from sglang_dcp_block.patches import fingerprint, register
 from sglang_dcp_block.patches.points import all_points, scheduler_points
 from sglang_dcp_block.patches.register import Kind, PatchError, PatchPoint

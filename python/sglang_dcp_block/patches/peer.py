@@ -24,3 +24,8 @@ def registered() -> None:
 def current_registration() -> Any | None:
     """The registration that this thread is reading, or None."""
     return getattr(_here, "info", None)
+
+
+def block_size_of(registration: Any | None) -> int:
+    """Tokens of a block on the decode server behind a registration; 1, token round-robin, where it names none."""
+    return int(getattr(registration, "dcp_block_size", None) or 1)

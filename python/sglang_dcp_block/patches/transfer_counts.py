@@ -1,0 +1,194 @@
+"""What transfers to decode servers cost: segments, bytes, batches and seconds, by peer and by the way they were sent.
+
+A transfer is one chunk of one request to one decode rank. The thread that sends it carries a :class:`Transfer`, to which
+each call of the transfer engine adds. Totals go to the log and to Prometheus, beside SGLang's own metrics.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+TOKENS = "tokens"  # token round-robin, as SGLang sends it
+DIRECT = "direct"  # runs of blocks, as they lie
+PACKED = "packed"  # blocks too short to be sent as they lie: packed by SGLang's code
+FALLBACK = "fallback"  # blocks that only SGLang's own code can send
+
+SUMMARY_EVERY = 256  # transfers between two summaries in the log
+_MAX_PEERS = 1024  # of the most recent ones; decode servers come and go
+
+_thread = threading.local()
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One chunk to one decode rank."""
+
+    peer: str  # Mooncake session
+    path: str
+    segments: int = 0
+    batches: int = 0  # calls of the transfer engine
+    num_bytes: int = 0
+    seconds: float = 0.0
+    fallback: str | None = None  # why it did not go the way its blocks ask for
+    failure: str | None = None  # "request" (it could not be planned) or "transport"
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add_batch(self, segments: int, num_bytes: int) -> None:
+        """One call of the transfer engine; from any thread."""
+        with self._lock:
+            self.segments += segments
+            self.num_bytes += num_bytes
+            self.batches += 1
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over transfers."""
+
+    transfers: int = 0
+    segments: int = 0
+    batches: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+    fallbacks: int = 0
+    failures: int = 0
+
+    def add(self, transfer: Transfer) -> None:
+        """Count one transfer."""
+        self.transfers += 1
+        self.segments += transfer.segments
+        self.batches += transfer.batches
+        self.num_bytes += transfer.num_bytes
+        self.seconds += transfer.seconds
+        self.fallbacks += transfer.fallback is not None
+        self.failures += transfer.failure is not None
+
+
+class Counts:
+    """Totals of a process, by path and by peer; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self.by_path: dict[str, Totals] = {}
+        self.by_peer: dict[str, Totals] = {}
+        self._lock = threading.Lock()
+        self._num_transfers = 0
+
+    def add(self, transfer: Transfer) -> None:
+        """Count a transfer that ended, and log: each at debug, a summary now and then at info."""
+        with self._lock:
+            self.by_path.setdefault(transfer.path, Totals()).add(transfer)
+            totals = self.by_peer.pop(transfer.peer, None) or Totals()
+            totals.add(transfer)
+            self.by_peer[transfer.peer] = totals  # last in order
+            if len(self.by_peer) > _MAX_PEERS:
+                del self.by_peer[next(iter(self.by_peer))]
+            self._num_transfers += 1
+            summary = self._summary() if self._num_transfers % SUMMARY_EVERY == 0 else None
+        logger.debug(
+            "KV to %s (%s): %d segments, %d bytes, %d batches, %.1f ms%s",
+            transfer.peer, transfer.path, transfer.segments, transfer.num_bytes, transfer.batches, transfer.seconds * 1e3,
+            f", failed ({transfer.failure})" if transfer.failure else "",
+        )  # fmt: skip
+        if summary is not None:
+            logger.info("KV sent to decode ranks so far: %s", summary)
+
+    def summary(self) -> str:
+        """All paths in one line."""
+        with self._lock:
+            return self._summary()
+
+    def _summary(self) -> str:
+        return "; ".join(
+            f"{path}: {t.transfers} transfers, {t.segments} segments of {t.num_bytes // max(t.segments, 1)} bytes on average, "
+            f"{t.num_bytes / 2**20:.1f} MiB, {t.batches} batches, {t.seconds:.2f} s, {t.fallbacks} fallbacks, "
+            f"{t.failures} failures"
+            for path, t in sorted(self.by_path.items())
+        )
+
+
+COUNTS = Counts()
+
+
+def current() -> Transfer | None:
+    """The transfer that this thread works on."""
+    return getattr(_thread, "transfer", None)
+
+
+@contextmanager
+def working_on(transfer: Transfer) -> Iterator[None]:
+    """What this thread sends belongs to ``transfer``."""
+    before = current()
+    _thread.transfer = transfer
+    try:
+        yield
+    finally:
+        _thread.transfer = before
+
+
+@contextmanager
+def counted(peer: str, path: str) -> Iterator[Transfer]:
+    """A transfer of this thread, counted when it ends; one that raises has failed."""
+    transfer = Transfer(peer, path)
+    begin = time.perf_counter()
+    try:
+        with working_on(transfer):
+            yield transfer
+    except BaseException:
+        transfer.failure = transfer.failure or "request"
+        raise
+    finally:
+        transfer.seconds = time.perf_counter() - begin
+        COUNTS.add(transfer)
+        _to_prometheus(transfer)
+
+
+@functools.cache
+def _metrics() -> dict[str, Any]:
+    """Made at the first transfer: SGLang must have named its multiprocess folder before prometheus_client is imported."""
+    from prometheus_client import Counter, Histogram
+
+    def counter(name: str, text: str, label: str = "path") -> Counter:
+        return Counter(f"sglang:dcp_block_{name}", text, [label])
+
+    return {
+        "transfers": counter("transfers", "Chunks of KV sent to decode ranks of another DCP size."),
+        "segments": counter("segments", "Contiguous pieces of memory handed to the transfer engine."),
+        "num_bytes": counter("bytes", "Bytes handed to the transfer engine."),
+        "batches": counter("batches", "Calls of the transfer engine."),
+        "fallbacks": counter("fallbacks", "Transfers that did not go the way their blocks ask for.", "reason"),
+        "failures": counter("transfer_failures", "Transfers that failed.", "reason"),
+        "seconds": Histogram(
+            "sglang:dcp_block_transfer_seconds",
+            "Time of a transfer.",
+            ["path"],
+            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30),
+        ),
+        "segment_bytes": Histogram(
+            "sglang:dcp_block_segment_bytes",
+            "Mean size of a transfer's segments.",
+            ["path"],
+            buckets=tuple(4**power for power in range(4, 14)),
+        ),
+    }
+
+
+def _to_prometheus(transfer: Transfer) -> None:
+    metrics, path = _metrics(), transfer.path
+    metrics["transfers"].labels(path).inc()
+    for name in ("segments", "num_bytes", "batches"):
+        metrics[name].labels(path).inc(getattr(transfer, name))
+    metrics["seconds"].labels(path).observe(transfer.seconds)
+    if transfer.segments:
+        metrics["segment_bytes"].labels(path).observe(transfer.num_bytes / transfer.segments)
+    for name, reason in (("fallbacks", transfer.fallback), ("failures", transfer.failure)):
+        if reason is not None:
+            metrics[name].labels(reason).inc()
