@@ -13,7 +13,17 @@ from cases import BASE, Expected, answers_of, keys_by_position
 from session import EngineSession
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the engine suites, and keep the tests of one engine together."""
+    modules: dict[Path, int] = {}
+    families: dict[str, int] = {}
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        family = getattr(getattr(item, "callspec", None), "params", {}).get("family", "")
+        return modules.setdefault(item.path, len(modules)), families.setdefault(str(family), len(families))
+
+    items.sort(key=place)
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.engine)
@@ -31,11 +41,10 @@ def start(flavour, checkpoints, tmp_path_factory):
             arguments["dcp_size"] = dcp
         if block is not None:
             arguments["dcp_block_size"] = block
-        ranks = tp * arguments.get("dp_size", 1) if not arguments.get("enable_dp_attention") else tp
         return EngineSession(
             arguments,
             tmp_path_factory.mktemp("engine"),
-            ranks,
+            tp,
             environ={**of.environ, **(environ or {})},
             mutants=mutants,
         )

@@ -36,7 +36,21 @@ MUTANTS = {
 WITHOUT_STOCK = ("mla-triton",)  # SGLang has no such path
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+def pytest_generate_tests(metafunc):
+    """Each kind of attention, or each kind with each of its mutants; the quick run takes every mutant of one kind."""
+    if "mutant" in metafunc.fixturenames:
+        quick = {"gqa": MUTANTS["gqa"], "mla-flashinfer": MUTANTS["mla-flashinfer"][:2], "mla-triton": ()}
+        pairs = [
+            pytest.param(family, mutant, marks=() if mutant in quick[family] else pytest.mark.slow)
+            for family, mutants in MUTANTS.items()
+            for mutant in mutants
+        ]
+        metafunc.parametrize(("family", "mutant"), pairs, indirect=["family"], scope="module")
+    elif "family" in metafunc.fixturenames:
+        metafunc.parametrize("family", FAMILIES, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def family(request):
     return request.param
 
@@ -109,12 +123,8 @@ def test_block_size_1_is_stock_bit_for_bit(engine, stock):
         assert (armed[name].ids, armed[name].logprobs) == (answer.ids, answer.logprobs), name
 
 
-@pytest.mark.parametrize("which", range(max(map(len, MUTANTS.values()))))
-def test_every_mutant_is_caught(live, family, want, which):
+def test_every_mutant_is_caught(live, family, want, mutant):
     """Faults put in on purpose stop the engine, or move a log-probability by far more than the tolerance."""
-    if which >= len(MUTANTS[family]):
-        pytest.skip("fewer mutants for this kind of attention")
-    mutant = MUTANTS[family][which]
     engine = live()
     try:
         engine.flush(block_size=4, mutant=mutant)

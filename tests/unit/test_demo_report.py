@@ -16,7 +16,7 @@ from sglang_dcp_block.demo.report import Result
 PLAIN = Case("TP4", tp_size=4, dcp_size=1, block_size=None, page_size=8)
 TOKEN = Case("TP4+DCP4, token round-robin", tp_size=4, dcp_size=4, block_size=None, page_size=8)
 BLOCKS = Case("TP4+DCP4, blocks of 4", tp_size=4, dcp_size=4, block_size=4, page_size=8)
-LAYOUT = {"block_size": 4, "dcp_size": 4, "num_ranks": 4}
+LAYOUT = {"block_size": 4, "dcp_size": 4}
 INFO = {
     PLAIN: {"dcp_size": 1, "page_size": 8},
     TOKEN: {"dcp_size": 4, "page_size": 8},
@@ -64,7 +64,7 @@ def test_a_difference_in_the_second_prompt_is_seen():
     [
         {"dcp_size": 4, "page_size": 8},  # the flag was ignored
         INFO[BLOCKS] | {"dcp_block_size": 8},
-        INFO[BLOCKS] | {"dcp_block": LAYOUT | {"num_ranks": 3}},
+        INFO[BLOCKS] | {"dcp_block": LAYOUT | {"dcp_size": 2}},
         INFO[BLOCKS] | {"dcp_size": 2},
     ],
 )

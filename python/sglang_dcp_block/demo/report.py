@@ -69,7 +69,7 @@ def misreported(result: Result) -> list[str]:
         ("page_size", case.page_size, info.get("page_size")),
         ("dcp_block_size", case.block_size, info.get("dcp_block_size")),
         ("dcp_block.block_size", case.block_size, report.get("block_size")),
-        ("dcp_block.num_ranks", case.tp_size if case.block_size else None, report.get("num_ranks")),
+        ("dcp_block.dcp_size", case.dcp_size if case.block_size else None, report.get("dcp_size")),
     ]
     return [f"/server_info {name}: expected {expected}, got {got}" for name, expected, got in facts if got != expected]
 

@@ -34,7 +34,7 @@ def send_in_batches(original: Any, self: Any, mooncake_session_id: str, transfer
         batch = transfer_blocks if step >= len(transfer_blocks) else transfer_blocks[first : first + step]
         if transfer is not None:
             transfer.add_batch(len(batch), sum(block[2] for block in batch))
-        status = int(original(self, mooncake_session_id, batch))
+        status: int = original(self, mooncake_session_id, batch)
         if status != 0:
             return status
     return 0

@@ -55,8 +55,10 @@ def chunk_limit_when_packed(original: Any, self: Any) -> int | None:
         return None
     registrations = self.kv_mgr.decode_kv_args_table
     for session, info in list(self.kv_mgr.transfer_infos.get(self.bootstrap_room, {}).items()):
-        registration = registrations[session]
-        if not info.is_dummy and registration.requires_dcp_relayout and not goes_direct(self.kv_mgr, registration):
+        registration = registrations.get(session)
+        if info.is_dummy or registration is None or not registration.requires_dcp_relayout:
+            continue
+        if not goes_direct(self.kv_mgr, registration):
             return limit
     return None
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from sglang_dcp_block.patches import pd_capability, pd_decode, pd_registration
+from sglang_dcp_block.patches import (
+    mooncake_batches,
+    mooncake_pack,
+    mooncake_send,
+    pd_capability,
+    pd_decode,
+    pd_registration,
+)
 from sglang_dcp_block.patches.register import Kind, PatchPoint
 
 _COMMON = "sglang.srt.disaggregation.common.conn"
 _MOONCAKE = "sglang.srt.disaggregation.mooncake.conn"
 _HANDSHAKE_UPSTREAM = "a field in PrefillServerInfo and a positional frame for the block size"
+_PLAN_UPSTREAM = "interleave_size in upstream's transfer plan, planned by runs"
 _GUARD_UPSTREAM = "the same guards in upstream's bootstrap thread"
 
 # In the process of the bootstrap server, which started the prefill schedulers.
@@ -58,7 +66,47 @@ REGISTRATION_POINTS: tuple[PatchPoint, ...] = (
     ),
 )  # fmt: skip
 
-PREFILL_POINTS: tuple[PatchPoint, ...] = REGISTRATION_POINTS
+# In every scheduler of a prefill server: sending.
+SENDER_POINTS: tuple[PatchPoint, ...] = (
+    PatchPoint(
+        f"{_MOONCAKE}.MooncakeKVManager.send_kvcache_dcp", Kind.AROUND,
+        "A decode server with blocks gets runs of whole blocks; an error fails the request, not the worker thread.",
+        _PLAN_UPSTREAM, mooncake_send.send_kv,
+    ),
+    PatchPoint(
+        "sglang.srt.disaggregation.common.utils.build_dcp_token_transfer_plan", Kind.AROUND,
+        "Short blocks that upstream's code packs are planned by blocks.",
+        _PLAN_UPSTREAM, mooncake_send.plan_rows,
+    ),
+    PatchPoint(
+        f"{_MOONCAKE}.MooncakeKVManager._transfer_data", Kind.AROUND,
+        "Mooncake's TCP transport fails beyond about 2,048 segments under way; sent in batches below that, and counted.",
+        "bounded batches in upstream's send_kvcache_dcp, as in its page copy", mooncake_batches.send_in_batches,
+    ),
+    PatchPoint(
+        f"{_COMMON}.CommonKVManager._init_dcp_pack_buffers_once", Kind.AROUND,
+        "No gigabytes of pack buffers for a decode server whose blocks are sent as they lie.",
+        _PLAN_UPSTREAM, mooncake_pack.buffers_when_needed,
+    ),
+    PatchPoint(
+        f"{_COMMON}.CommonKVSender.get_max_transfer_tokens", Kind.AROUND,
+        "The size of pack buffers cuts only the transfers that go through them.",
+        _PLAN_UPSTREAM, mooncake_pack.chunk_limit_when_packed,
+    ),
+    *(
+        PatchPoint(target, Kind.RELIES, why, "nothing: watched for changes")
+        for target, why in (
+            (f"{_MOONCAKE}.MooncakeKVManager.transfer_worker",
+             "Fails a request, and a session from its first counted failure on, by the status; dies of exceptions."),
+            (f"{_COMMON}.CommonKVManager.conclude_transfer", "Tells the decode server the first recorded reason."),
+            (f"{_COMMON}.CommonKVManager.get_mla_kv_ptrs_with_pp", "Pairs the buffers of both sides."),
+            ("sglang.srt.disaggregation.utils.resolve_dcp_dst_entry_indices", "Pairs the buffers by layer id."),
+            ("sglang.srt.disaggregation.common.dcp_pack.dcp_pack_buffer_bytes", "Sizes the buffers that are not needed."),
+        )
+    ),
+)  # fmt: skip
+
+PREFILL_POINTS: tuple[PatchPoint, ...] = REGISTRATION_POINTS + SENDER_POINTS
 
 # In every scheduler of a decode server with blocks.
 DECODE_POINTS: tuple[PatchPoint, ...] = (

@@ -1,7 +1,8 @@
 """What transfers to decode servers cost: segments, bytes, batches and seconds, by peer and by the way they were sent.
 
 A transfer is one chunk of one request to one decode rank. The thread that sends it carries a :class:`Transfer`, to which
-each call of the transfer engine adds. Totals go to the log and to Prometheus, beside SGLang's own metrics.
+each call of the transfer engine adds. Totals go to the log and to Prometheus, beside SGLang's own metrics. What upstream's
+code sends from a thread a layer (custom memory pools) has no such thread: its segments are not counted, its time is.
 """
 
 from __future__ import annotations
@@ -108,8 +109,8 @@ class Counts:
 
     def _summary(self) -> str:
         return "; ".join(
-            f"{path}: {t.transfers} transfers, {t.segments} segments of {t.num_bytes // max(t.segments, 1)} bytes on average, "
-            f"{t.num_bytes / 2**20:.1f} MiB, {t.batches} batches, {t.seconds:.2f} s, {t.fallbacks} fallbacks, "
+            f"{path}: {t.transfers} transfers, {t.segments} segments of {t.num_bytes // max(t.segments, 1)} bytes on "
+            f"average, {t.num_bytes / 2**20:.1f} MiB, {t.batches} batches, {t.seconds:.2f} s, {t.fallbacks} fallbacks, "
             f"{t.failures} failures"
             for path, t in sorted(self.by_path.items())
         )
@@ -148,7 +149,10 @@ def counted(peer: str, path: str) -> Iterator[Transfer]:
     finally:
         transfer.seconds = time.perf_counter() - begin
         COUNTS.add(transfer)
-        _to_prometheus(transfer)
+        try:
+            _to_prometheus(transfer)
+        except Exception as error:  # numbers may not cost a request
+            _complain(f"{type(error).__name__}: {error}")
 
 
 @functools.cache
@@ -179,6 +183,11 @@ def _metrics() -> dict[str, Any]:
             buckets=tuple(4**power for power in range(4, 14)),
         ),
     }
+
+
+@functools.lru_cache(maxsize=16)  # once
+def _complain(reason: str) -> None:
+    logger.error("Transfers are not counted in Prometheus: %s", reason)
 
 
 def _to_prometheus(transfer: Transfer) -> None:

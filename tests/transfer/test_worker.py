@@ -1,0 +1,145 @@
+"""Upstream's transfer worker around the hooks: whatever fails, the thread lives, and a failure stays with its request."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import defaultdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from servers import MemoryEngine, Pool, Registration, make_manager
+from sglang.srt.disaggregation.base import KVPoll
+from sglang.srt.disaggregation.common.utils import FastQueue, TransferKVChunk
+
+pytestmark = pytest.mark.usefixtures("hooked")
+
+PAGE, SESSION = 16, "127.0.0.1:1"
+
+
+class Worker:
+    """The real worker loop, in a thread, over a pool of four pages of rows; nothing is told to decode servers."""
+
+    def __init__(self, engine=None, block_size=16, **changes):
+        self.source = Pool.random(2, 10 * PAGE, 24)
+        self.received = Pool.blank(2, 10 * PAGE, 24)
+        self.engine = engine or MemoryEngine()
+        manager = make_manager(self.source, PAGE, self.engine)
+        self.told = []
+        vars(manager).update(
+            request_status={},
+            enable_trace=False,
+            enable_staging=False,
+            pp_size=1,
+            bootstrap_port=0,
+            deferred_bootstrap=None,
+            state_layout_rejections={},
+            failed_session_probes={},
+            req_to_decode_prefix_len={},
+            _staging_outstanding=defaultdict(int),
+            _deferred_ack_targets={},
+            _deferred_ack_poisoned_rooms=set(),
+            _get_dsa_cache_transfer_skip_flags=lambda registration: (False, False),
+            send_aux=lambda *args: 0,
+            send_kv_status_message=lambda **told: self.told.append(told),
+            **changes,
+        )
+        registration = Registration(2, 0, block_size, self.received.ptrs, mooncake_session_id=SESSION)
+        registration.dcp_token_item_lens = [24, 24]
+        manager.decode_kv_args_table[SESSION] = registration
+        self.manager, self.queue = manager, FastQueue()
+        self.thread = threading.Thread(target=manager.transfer_worker, args=(self.queue, None), daemon=True)
+        self.thread.start()
+
+    def request(self, room, src_pages, dst_pages, tokens, prefix=0):
+        """Send one request to one decode rank; its status when the worker is done with it."""
+        info = SimpleNamespace(
+            room=room, endpoint="127.0.0.1", dst_port=1, mooncake_session_id=SESSION, is_dummy=False,
+            dst_kv_indices=np.array(dst_pages, np.int32), dst_device_kv_indices=None, decode_prefix_len=prefix,
+            required_dst_info_num=1,
+        )  # fmt: skip
+        self.manager.request_status[room] = KVPoll.WaitingForInput
+        self.manager.transfer_infos[room] = {SESSION: info}
+        pages = np.array(src_pages, np.int32)
+        self.queue.put(TransferKVChunk(room, pages, slice(0, len(src_pages)), True, 0, None, num_kv_tokens=tokens))
+        deadline = time.monotonic() + 10
+        while room in self.manager.transfer_infos and self.thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return self.manager.request_status[room]
+
+    def close(self):
+        self.queue.put(None)
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def worker():
+    made = Worker()
+    yield made
+    made.close()
+
+
+def test_a_request_that_cannot_be_planned_fails_alone(worker, counts):
+    assert worker.request(1, [3, 4], [], 32) == KVPoll.Failed
+    reason = worker.manager.failure_records[1]
+    assert re.fullmatch(
+        r"KV in blocks to 127.0.0.1:1: ValueError: dst_pages: expected 1 pages or more for 16 rows, got 0", reason
+    )
+    assert [told["failure_reason"] for told in worker.told] == [reason], "the decode server gets the reason"
+    assert worker.request(2, [3, 4], [5], 32, prefix=7) == KVPoll.Failed
+    assert "decode_prefix_len: expected a multiple of 32 tokens" in worker.manager.failure_records[2]
+    assert worker.request(3, [3, 4], [5], None) == KVPoll.Failed
+    assert worker.request(4, [3, 4], [5], 33) == KVPoll.Failed
+    # The session is as good as before.
+    assert worker.manager.failed_sessions == set()
+    assert set(worker.manager.session_failures.values()) == {0}
+    assert worker.request(5, [3, 4], [5], 32) == KVPoll.Success
+    np.testing.assert_array_equal(worker.received.memory[:, 80:96], worker.source.memory[:, 48:64])
+    assert counts.by_path["direct"].failures == 4
+
+
+def test_anything_else_that_raises_fails_the_request_alone(worker, monkeypatch):
+    monkeypatch.setattr(worker.manager, "get_mla_kv_ptrs_with_pp", lambda *args: 1 / 0)
+    assert worker.request(1, [3], [5], 16) == KVPoll.Failed
+    assert "ZeroDivisionError" in worker.manager.failure_records[1]
+    monkeypatch.undo()
+    assert worker.thread.is_alive()
+    assert worker.manager.failed_sessions == set()
+
+
+def test_an_error_of_the_engine_fails_the_session_as_upstream_has_it():
+    worker = Worker(MemoryEngine(fail_call=1), max_transfer_batch_indices=1)
+    try:
+        assert worker.request(1, [3, 4], [5], 32) == KVPoll.Failed
+        assert "the transfer engine returned -1 in batch 2, which ended the transfer" in worker.manager.failure_records[1]
+        assert worker.manager.failed_sessions == {SESSION}
+        assert worker.request(2, [3, 4], [5], 32) == KVPoll.Failed
+        assert "is not alive" in worker.manager.failure_records[2], "upstream's reason"
+        assert worker.engine.calls == [1, 1]
+    finally:
+        worker.close()
+
+
+def test_a_failed_send_keeps_the_decode_servers_pages_from_reuse():
+    """Upstream's guard for writes that may still land: no acknowledgement for this room."""
+    worker = Worker(MemoryEngine(fail_call=0), enable_deferred_decode_kv_release=True)
+    try:
+        assert worker.request(1, [3, 4], [5], 32) == KVPoll.Failed
+        assert worker.manager._deferred_ack_poisoned_rooms == {1}
+    finally:
+        worker.close()
+
+
+def test_a_request_that_ended_meanwhile_leaves_no_reason_behind():
+    """A later request may reuse its number."""
+    worker = Worker()
+    try:
+        worker.engine.batch_transfer_sync = lambda *args: worker.manager.request_status.pop(1) and -1
+        with pytest.raises(KeyError):
+            worker.request(1, [3, 4], [5], 32)
+        assert worker.manager.failure_records == {}
+    finally:
+        worker.close()
