@@ -19,6 +19,8 @@ def hooked(layout: DcpLayout, wanted: Callable[[PatchPoint], bool]) -> Iterator[
     """The wanted hooks of the KV cache, put on as SGLang's registry does: also where a name was imported from elsewhere."""
     from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
 
+    for point in KV_POINTS:  # a module first imported under a hook would keep it
+        pkgutil.resolve_name(point.target)
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(active, "_layout", layout))
         for point in filter(wanted, KV_POINTS):

@@ -94,6 +94,7 @@ def test_the_server_says_what_it_runs_with(engine):
     assert info["dcp_block_size"] == PAGE
     report = info["dcp_block"]
     assert (report["block_size"], report["dcp_size"], report["page_size"]) == (PAGE, 2, PAGE)
+    assert report["num_ranks"] == 2, "the report speaks for every rank"
     assert report["capacity_tokens"] == 2 * report["rows_per_rank"] == 2 * 512
 
 

@@ -11,6 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from sglang_dcp_block.gpu_check import attention
 from sglang_dcp_block.kernels import compact_indices, kv_indices, neutralise, slot_maps
 
 CONSTANTS = {"P": 8, "B": 64, "TILE": 512}
@@ -81,6 +82,22 @@ def variants() -> dict[str, str]:
                 req_to_token_stride="i32",
                 RANK=3,
             )
+    done["gpu_check decode"] = compile_to_ttir(
+        attention._decode_kernel,
+        q_ptr="*fp32",
+        pool_ptr="*fp32",
+        rows_ptr="*i64",
+        indptr_ptr="*i32",
+        out_ptr="*fp32",
+        lse_ptr="*fp32",
+        scale="fp32",
+        D=128,
+        DV=64,
+        TILE=64,
+    )
+    done["gpu_check merge"] = compile_to_ttir(
+        attention._merge_kernel, outs_ptr="*fp32", lses_ptr="*fp32", merged_ptr="*fp32", num_states="i32", DV=64
+    )
     return done
 
 

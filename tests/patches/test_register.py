@@ -118,6 +118,9 @@ class TestArm:
         first = [fingerprint.resolve(p.target) for p in GOOD]
         register.arm(GOOD)
         assert [fingerprint.resolve(p.target) for p in GOOD] == first
+        assert {target: len(hooks) for target, hooks in HookRegistry._hooks.items()} == {
+            p.target: 1 for p in GOOD if p.hook is not None
+        }
         assert stub.Widget(3).grown(4) == ("around", 7)
 
     def test_beside_a_hook_of_another_plugin_that_came_at_the_same_time(self, stub: ModuleType) -> None:

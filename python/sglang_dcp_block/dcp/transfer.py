@@ -28,7 +28,7 @@ Pages = Sequence[int] | npt.NDArray[np.integer]
 Addresses = int | Sequence[int] | npt.NDArray[np.uint64]
 UInt64Array = npt.NDArray[np.uint64]
 
-DIRECT_BYTES = 8192  # a run of this many bytes is sent as it is; docs/adr/0002-direct-or-packed.md
+DIRECT_BYTES = 16384  # a block of this many bytes is sent as it lies; docs/adr/0002-direct-or-packed.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ def prefers_direct(layout: DcpLayout, token_bytes: float, threshold: int = DIREC
         threshold: bytes; docs/adr/0002-direct-or-packed.md says how the default was measured.
 
     >>> [prefers_direct(DcpLayout(8, block), 1152) for block in (1, 4, 8, 64)]
-    [False, False, True, True]
+    [False, False, False, True]
     """
     return layout.dcp_size == 1 or layout.block_size * token_bytes >= threshold
 

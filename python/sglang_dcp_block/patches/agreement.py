@@ -63,7 +63,9 @@ def merged_report(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**first, "num_ranks": sum(info[REPORT_KEY]["num_ranks"] for info in infos)}
 
 
-def require_agreement(infos: Sequence[Mapping[str, Any]], block_size: int, digest: str, num_ranks: int) -> None:
+def require_agreement(
+    infos: Sequence[Mapping[str, Any]], block_size: int, digest: str, num_ranks: int
+) -> dict[str, Any]:
     """Refuse unless the node's schedulers are all armed with what the launching process expects.
 
     Args:
@@ -71,6 +73,8 @@ def require_agreement(infos: Sequence[Mapping[str, Any]], block_size: int, diges
         block_size: tokens, as the launcher resolved it.
         digest: the launcher's own; see ``register.digest``.
         num_ranks: schedulers of this node.
+    Returns:
+        The one report of all of them.
     Raises:
         DisagreementError: saying what was expected and what was got.
     """
@@ -85,6 +89,7 @@ def require_agreement(infos: Sequence[Mapping[str, Any]], block_size: int, diges
         raise DisagreementError(
             _explain(f"expected reports of {num_ranks} schedulers on this node, got {merged['num_ranks']}")
         )
+    return merged
 
 
 def require_world_agreement(

@@ -118,13 +118,14 @@ def require_ranks_agree(
     block_size = armed_block_size(server_args)
     assert block_size is not None, "armed by arm_process, which read the same record"
     try:
-        agreement.require_agreement(
+        merged = agreement.require_agreement(
             result, block_size, register.digest(points, block_size), _schedulers_on_node(server_args)
         )
     except agreement.DisagreementError:
         for process in scheduler_procs:
             kill_process_tree(process.pid)
         raise
+    result[0][REPORT_KEY] = merged  # the info that /server_info shows speaks for all schedulers
 
 
 def merge_controller_reports(result: dict[str, Any], controller: Any) -> dict[str, Any]:
