@@ -8,7 +8,7 @@ all schedulers agree.  Without blocks, nothing is armed, but for the transfer of
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_dcp_block.dcp.layout import DcpLayout
@@ -101,12 +101,14 @@ def report_layout(result: dict[str, Any], scheduler: Any) -> dict[str, Any]:
 
 
 def require_ranks_agree(
-    result: list[dict[str, Any]], scheduler_pipe_readers: Sequence[Any], scheduler_procs: Sequence[Any]
-) -> None:
-    """AFTER ``_wait_for_scheduler_ready`` in the launcher: all schedulers of this node, or none.
+    original: Callable[..., list[dict[str, Any]]], scheduler_pipe_readers: Sequence[Any], scheduler_procs: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """AROUND ``_wait_for_scheduler_ready`` in the launcher: all schedulers of this node, or none.
+
+    SGLang leaves the others running when one of them ends early, and a program that catches the error would keep them.
 
     Raises:
-        DisagreementError: after ending the schedulers that were started.
+        DisagreementError: after ending the schedulers that were started, as for any other error of their start.
     """
     from sglang.srt.runtime_context import get_server_args
     from sglang.srt.utils import kill_process_tree
@@ -118,14 +120,17 @@ def require_ranks_agree(
     block_size = armed_block_size(server_args)
     assert block_size is not None, "armed by arm_process, which read the same record"
     try:
+        infos = original(scheduler_pipe_readers, scheduler_procs)
         merged = agreement.require_agreement(
-            result, block_size, register.digest(points, block_size), _schedulers_on_node(server_args)
+            infos, block_size, register.digest(points, block_size), _schedulers_on_node(server_args)
         )
-    except agreement.DisagreementError:
+    except BaseException:
         for process in scheduler_procs:
             kill_process_tree(process.pid)
+            process.join(timeout=10)
         raise
-    result[0][REPORT_KEY] = merged  # the info that /server_info shows speaks for all schedulers
+    infos[0][REPORT_KEY] = merged  # the info that /server_info shows speaks for all schedulers
+    return infos
 
 
 def merge_controller_reports(result: dict[str, Any], controller: Any) -> dict[str, Any]:

@@ -30,8 +30,8 @@ LIGHT_POINTS: tuple[PatchPoint, ...] = (
 # In the process that starts the schedulers.
 LAUNCHER_POINTS: tuple[PatchPoint, ...] = (
     PatchPoint(
-        "sglang.srt.entrypoints.engine._wait_for_scheduler_ready", Kind.AFTER,
-        "Refuse to serve unless all schedulers of the node report the same block size and patch points.",
+        "sglang.srt.entrypoints.engine._wait_for_scheduler_ready", Kind.AROUND,
+        "Refuse to serve unless all schedulers of the node report the same block size and patch points; end them if not.",
         _AGREE_UPSTREAM, arming.require_ranks_agree,
     ),
 )  # fmt: skip
