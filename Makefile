@@ -11,13 +11,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 REQUIREMENTS := requirements/cpu.txt requirements/cpu-no-deps.txt
 
+PYTEST := $(BIN)/python -m pytest -o console_output_style=count
 # Fast layers first: a fault in the layout shows before an engine starts.
 FAST := tests/unit tests/patches tests/kernels
-ENGINE := tests/engine
-PYTEST := $(BIN)/python -m pytest -o console_output_style=count
+MOONCAKE := tests/transfer tests/engine/test_pd.py
+ALL = $(FAST) $$($(LOADS_MOONCAKE) && echo tests/transfer tests/engine || echo tests/engine $(addprefix --ignore=,$(MOONCAKE)))
+LOADS_MOONCAKE = $(BIN)/python -c 'import mooncake.engine' 2>/dev/null
+SAY_IF_NOT = @$(LOADS_MOONCAKE) || echo 'LEFT OUT: $(MOONCAKE), because Mooncake does not load. On Debian and Ubuntu: apt-get install libibverbs1'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-real test test-all check docs clean
+.PHONY: help venv demo demo-real test test-all check gpu-check docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -43,15 +46,22 @@ demo-real: venv ## the trained model at TP8+DCP8 (12 minutes on two cores, 8 GB 
 	$(BIN)/python -m sglang_dcp_block.demo --part trained --real $(ARGS)
 
 test: venv ## all tests but the slow ones, fast layers first
-	$(PYTEST) $(FAST) $(ENGINE) $(ARGS)
+	$(SAY_IF_NOT)
+	$(PYTEST) $(ALL) $(ARGS)
+	$(SAY_IF_NOT)
 
 test-all: venv ## every test
-	$(PYTEST) -m 'slow or not slow' $(FAST) $(ENGINE) $(ARGS)
+	$(SAY_IF_NOT)
+	$(PYTEST) -m 'slow or not slow' $(ALL) $(ARGS)
+	$(SAY_IF_NOT)
 
 check: venv ## linter, formatter, types and the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PYTEST) $(FAST) $(ARGS)
+
+gpu-check: ## the kernels on this machine's GPU; needs torch and triton, not SGLang, not .venv
+	PYTHONPATH=python $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m sglang_dcp_block.gpu_check $(ARGS)
 
 docs: venv ## write the pages that are made from the code
 	$(BIN)/python -m sglang_dcp_block.patches --docs docs/patch-points.md

@@ -25,7 +25,7 @@ from sglang_dcp_block.cpu.environment import cpu_environment
 
 FAULTS = Path(__file__).parents[1] / "patches" / "faults"
 TARGET = "sglang.srt.layers.dcp.layout.get_dcp_lens"
-AT_MOST = 180  # seconds, of a start that must be refused; alone on two cores it takes 10 to 30
+AT_MOST = 300  # seconds, of a start that must be refused; alone on two cores it takes 10 to 30
 BROKEN = "DCP_BLOCK_FAULT"
 
 # Starts an Engine as an embedder might; tells what came of it, and which schedulers it leaves behind.
@@ -88,7 +88,12 @@ class Start:
         self.log, self.began = log, time.monotonic()
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
             )
 
     def said(self) -> str:
@@ -168,17 +173,19 @@ def assert_refused(attempt: Attempt, *texts: str) -> None:
 
 class TestBeforeAnyProcess:
     @pytest.mark.parametrize(
-        ("fault", "texts"),
+        ("fault", "text"),
         [
-            ("altered_source", (f"1 patch point(s) do not fit SGLang 0.5.23 (known versions: 0.5.23).\n  {TARGET}: source ",
-                                "expected 0123456789abcdef")),
-            ("unknown_version", ("do not fit SGLang 0.5.99 (known versions: 0.5.23)", "no fingerprint known for this version")),
+            (
+                "altered_source",
+                f"1 patch point(s) do not fit SGLang 0.5.23 (known versions: 0.5.23).\n  {TARGET}: source ",
+            ),
+            ("unknown_version", "do not fit SGLang 0.5.99 (known versions: 0.5.23)"),
         ],
-    )  # fmt: skip
-    def test_a_server_of_an_unknown_sglang(self, starts: Any, fault: str, texts: tuple[str, ...]) -> None:
+    )
+    def test_a_server_of_an_unknown_sglang(self, starts: Any, fault: str, text: str) -> None:
         attempt = starts(serve=True, fault=fault).end()
         assert attempt.status == 1, attempt
-        assert_refused(attempt, "PatchError: cannot place KV in blocks: ", *texts)
+        assert_refused(attempt, "PatchError: cannot place KV in blocks: ", text)
 
     def test_a_server_whose_plugin_is_left_out(self, starts: Any) -> None:
         attempt = starts(serve=True, plugins="dcp_block_cpu").end()

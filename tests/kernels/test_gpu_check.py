@@ -49,7 +49,9 @@ def run(capsys) -> tuple[int, dict[str, str]]:
     """(status, result by check)"""
     status = program.main([])
     lines = capsys.readouterr().out.splitlines()
-    return status, {name: next(line for line in lines if line.strip().startswith(name)).split() for name, _ in checks.CHECKS}
+    return status, {
+        name: next(line for line in lines if line.strip().startswith(name)).split() for name, _ in checks.CHECKS
+    }
 
 
 def test_report_with_rich(small, capsys):
@@ -62,27 +64,32 @@ def broken_neutralise(out, lse, indptr):
     out[torch.diff(indptr[: len(out) + 1]) == 0] = 0  # and leaves the LSE
 
 
-def token_round_robin(original):
+def unmoved(original):
     return lambda slots, layout, out=None: slots if out is None else out.copy_(slots)
 
 
-FAULTS = {
-    "the write door does nothing": (simulation, "place_slots", token_round_robin, "attention over ranks"),
-    "the checked map does nothing": (checks, "place_slots", token_round_robin, "slot maps"),
-    "rows are those of B = 1": (
-        simulation, "slot_rows", lambda f: lambda slots, layout, out: out.copy_(slots // layout.dcp_size), "attention over ranks",
-    ),
-    "an index array is off by one row": (
-        checks, "build_kv_indices", lambda f: lambda *a: f(*a).add_(1), "rows of requests",
-    ),
-    "a stream is cut one early": (checks, "compact_kv_indices", lambda f: lambda *a: f(*a).roll(1), "slots of a stream"),
-    "LSE of empty requests": (checks, "neutralise_empty", lambda f: broken_neutralise, "neutral element"),
+def rows_of_single_tokens(original):
+    return lambda slots, layout, out: out.copy_(slots // layout.dcp_size)
+
+
+def without_rank_1(original):
+    def merge(outs, lses, merged):
+        lses[1] = -torch.inf
+        original(outs, lses, merged)
+
+    return merge
+
+
+FAULTS = {  # where, what is broken, how, and the check that must see it
+    "the write door does nothing": (simulation, "place_slots", unmoved, "attention over ranks"),
+    "the checked map does nothing": (checks, "place_slots", unmoved, "slot maps"),
+    "rows are those of B = 1": (simulation, "slot_rows", rows_of_single_tokens, "attention over ranks"),
+    "rows are off by one": (checks, "build_kv_indices", lambda f: lambda *a: f(*a).add_(1), "rows of requests"),
+    "a stream is rotated": (checks, "compact_kv_indices", lambda f: lambda *a: f(*a).roll(1), "slots of a stream"),
+    "empty requests keep an LSE": (checks, "neutralise_empty", lambda f: broken_neutralise, "neutral element"),
     "nothing is made neutral": (simulation, "neutralise_empty", lambda f: lambda *a: None, "attention over ranks"),
-    "a rank is left out": (
-        attention, "merge", lambda f: lambda outs, lses, merged: f(outs, torch.where(torch.arange(2)[:, None, None] == 1, -torch.inf, lses), merged),
-        "attention over ranks",
-    ),
-}  # fmt: skip
+    "a rank is left out": (attention, "merge", without_rank_1, "attention over ranks"),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

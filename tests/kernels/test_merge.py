@@ -19,9 +19,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ranks import Group, on_all_ranks
 from sglang.srt.layers.dcp import comm
 
+from ranks import Group, on_all_ranks
 from sglang_dcp_block.kernels.neutralise import neutralise_empty
 from sglang_dcp_block.patches import mla_decode
 
@@ -48,7 +48,9 @@ def all_to_all(out: torch.Tensor, lse: torch.Tensor, group: Group, natural: bool
 def flashinfer_all_to_all(out: torch.Tensor, lse: torch.Tensor, group: Group, natural: bool) -> torch.Tensor:
     """FlashInfer moves the bytes; that exchange alone is a stand-in. Packing and combining are upstream's, as of a2a."""
 
-    def exchange(partial: torch.Tensor, stats: torch.Tensor, workspace: Group, rank: int, size: int) -> list[torch.Tensor]:
+    def exchange(
+        partial: torch.Tensor, stats: torch.Tensor, workspace: Group, rank: int, size: int
+    ) -> list[torch.Tensor]:
         assert (partial.shape[2], stats.shape[2:]) == (size, (size, 2))
         assert (workspace, rank) == (group, group.rank_in_group)
         return [torch.stack([sent[:, :, rank] for sent in group._joined(t)], dim=2) for t in (partial, stats)]
@@ -66,7 +68,11 @@ MERGES: dict[str, tuple[Merge, tuple[bool, ...]]] = {  # with the LSE bases that
     "a2a": (all_to_all, (True, False)),
     "fi_a2a": (flashinfer_all_to_all, (True, False)),
 }
-CASES = [pytest.param(merge, base, id=f"{name}-{'e' if base else '2'}") for name, (merge, bases) in MERGES.items() for base in bases]
+CASES = [
+    pytest.param(merge, base, id=f"{name}-{'e' if base else '2'}")
+    for name, (merge, bases) in MERGES.items()
+    for base in bases
+]
 
 
 @dataclass
@@ -79,7 +85,9 @@ class Split:
     want: torch.Tensor  # [requests, heads, DIM] float64, dense
 
     @classmethod
-    def make(cls, size: int, lens: list[int], heads: int, spread: float, offset: float, natural: bool, seed: int) -> Split:
+    def make(
+        cls, size: int, lens: list[int], heads: int, spread: float, offset: float, natural: bool, seed: int
+    ) -> Split:
         """``spread`` is the scores' standard deviation; ``offset`` is added to every score, and so to every LSE."""
         generator = torch.Generator().manual_seed(seed)
 
@@ -93,7 +101,9 @@ class Split:
         for b, length in enumerate(lens):
             scores, values = draw(length, heads) * spread + offset, draw(length, heads, DIM)
             split.want[b] = (torch.softmax(scores, 0)[..., None] * values).sum(0)
-            holders = torch.randperm(size, generator=generator)[: int(torch.randint(1, size + 1, (), generator=generator))]
+            holders = torch.randperm(size, generator=generator)[
+                : int(torch.randint(1, size + 1, (), generator=generator))
+            ]
             owner = holders[torch.randint(len(holders), (length,), generator=generator)]
             for rank in range(size):
                 own = owner == rank
@@ -199,7 +209,9 @@ def test_flashinfer_backend_hands_over_the_neutral_element(merge):
     def work(group: Group) -> torch.Tensor:
         rank = group.rank_in_group
 
-        def attention(self: Any, q: None, k: None, v: None, layer: None, forward_batch: None) -> tuple[torch.Tensor, torch.Tensor]:
+        def attention(
+            self: Any, q: None, k: None, v: None, layer: None, forward_batch: None
+        ) -> tuple[torch.Tensor, torch.Tensor]:
             return split.outs[rank].clone().flatten(1), split.lses[rank].clone()
 
         indptr = torch.zeros(9, dtype=torch.int32)  # longer than the batch, as the backend's buffer

@@ -26,7 +26,9 @@ BACKENDS = {
     "trtllm_mla": ("trtllm_mla_backend", "TRTLLMMLABackend", "trtllm-gen"),
     "cutedsl_mla": ("cutedsl_mla_backend", "CuteDslMLABackend", "cute-dsl"),
 }
-MODULES = [importlib.import_module(f"sglang.srt.layers.attention.{m}") for m in ("trtllm_mla_backend", "cutedsl_mla_backend")]
+MODULES = [
+    importlib.import_module(f"sglang.srt.layers.attention.{m}") for m in ("trtllm_mla_backend", "cutedsl_mla_backend")
+]
 LATENT, ROPE = 16, 8
 SCALE = 0.3
 LOG2_E = math.log2(math.e)
@@ -44,7 +46,9 @@ class Deck:
     page: int  # tokens, per rank
     lens: list[int]
     kv: list[torch.Tensor]  # of each request: [tokens, LATENT + ROPE]
-    req_to_token: torch.Tensor  # [requests + 1, max_context] int32; row 0 is padding's; behind a request: no slot at all
+    req_to_token: (
+        torch.Tensor
+    )  # [requests + 1, max_context] int32; row 0 is padding's; behind a request: no slot at all
     pools: list[torch.Tensor]  # of each rank: [rows, 1, LATENT + ROPE]; NaN where nothing was stored
 
     @classmethod
@@ -134,7 +138,7 @@ def decode_kernel(
     one in base 2. A request without a visible row is left undefined.
     """
     num_requests, num_queries, heads, _ = query.shape
-    pages, _, page, width = kv_cache.shape
+    pages, _, page, _ = kv_cache.shape
     for tensor in (seq_lens, block_tables, *([causal_seqlens_kv_global] if enable_dcp else [])):
         assert tensor is not None
         assert (tensor.dtype, tensor.is_contiguous()) == (torch.int32, True)
@@ -163,7 +167,9 @@ def decode_kernel(
     return out, lse
 
 
-def fixup(out: torch.Tensor, lse: torch.Tensor, kv_lens: torch.Tensor, cum_seq_lens: torch.Tensor, max_seq_len: int) -> None:
+def fixup(
+    out: torch.Tensor, lse: torch.Tensor, kv_lens: torch.Tensor, cum_seq_lens: torch.Tensor, max_seq_len: int
+) -> None:
     """Upstream's ``fixup_zero_kv_rows`` by its documentation; the real one is CUDA source."""
     assert (kv_lens.dtype, cum_seq_lens.dtype) == (torch.int32, torch.int32)
     for b, length in enumerate(kv_lens.tolist()):
@@ -182,7 +188,7 @@ def as_rank(rank: int, size: int) -> Iterator[None]:
     flashinfer = SimpleNamespace(decode=SimpleNamespace(trtllm_batch_decode_with_kv_cache_mla=decode_kernel))
     with contextlib.ExitStack() as stack:
         for module in (*MODULES, mla_buffer, runtime_context):
-            stack.enter_context(mock.patch.object(module, "get_parallel", lambda: parallel))
+            stack.enter_context(mock.patch.object(module, "get_parallel", return_value=parallel))
         for module in MODULES:
             stack.enter_context(mock.patch.object(module, "flashinfer", flashinfer, create=True))
             stack.enter_context(mock.patch.object(module, "fixup_zero_kv_rows", fixup))
@@ -245,7 +251,9 @@ def layer_of(heads: int) -> SimpleNamespace:
     )
 
 
-def decode(backend: Any, deck: Deck, batch: SimpleNamespace, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def decode(
+    backend: Any, deck: Deck, batch: SimpleNamespace, queries: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The backend's decode of one layer: (out [requests, heads, LATENT], LSE [requests, heads]), padding cut off."""
     num_requests, heads, padded = len(deck.lens), queries.shape[1], batch.batch_size - len(deck.lens)
     new = torch.cat([torch.stack([kv[-1] for kv in deck.kv]), torch.zeros(padded, LATENT + ROPE)])[:, None]

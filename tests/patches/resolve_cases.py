@@ -97,10 +97,10 @@ def pretend_upstream(stack: contextlib.ExitStack, version: str | None = None, al
     from sglang_dcp_block.patches import fingerprint, register
 
     if version is not None:
-        stack.enter_context(mock.patch.object(register, "upstream_version", lambda: version))
+        stack.enter_context(mock.patch.object(register, "upstream_version", return_value=version))
     if altered is not None:
         known = {v: {**targets, altered: "0123456789abcdef"} for v, targets in fingerprint.known().items()}
-        stack.enter_context(mock.patch.object(fingerprint, "known", lambda: known))
+        stack.enter_context(mock.patch.object(fingerprint, "known", return_value=known))
 
 
 def elsewhere(record: Any) -> int | None:

@@ -23,9 +23,14 @@ def info(**changes: Any) -> dict[str, Any]:
     """A scheduler's start-up info."""
     report = Report(
         **{
-            "block_size": 8, "dcp_size": 2, "page_size": 8, "digest": DIGEST, "capacity_tokens": 512,
-            "rows_per_rank": 256, **changes,
-        }  # fmt: skip
+            "block_size": 8,
+            "dcp_size": 2,
+            "page_size": 8,
+            "digest": DIGEST,
+            "capacity_tokens": 512,
+            "rows_per_rank": 256,
+            **changes,
+        }
     )
     return {"status": "ready", "max_total_num_tokens": 512, REPORT_KEY: report.as_info()}
 

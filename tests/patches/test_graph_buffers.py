@@ -10,14 +10,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from counting import counted
-from hooking import hooked
 
 import reference
+from counting import counted
+from hooking import hooked
 from sglang_dcp_block.dcp.layout import DcpLayout
 
 MAX_CONTEXT, MAX_BATCH, PAGE = 300, 4, 32
-REPLAYS = ([300, 40, 1], [3, 1, 2], [33, 255, 300], [64, 64, 64], [1, 300, 129])  # growing, shrinking, empty on most ranks
+REPLAYS = (
+    [300, 40, 1],
+    [3, 1, 2],
+    [33, 255, 300],
+    [64, 64, 64],
+    [1, 300, 129],
+)  # growing, shrinking, empty on most ranks
 GARBAGE = -77
 SIZES = [(2, 32), (4, 8), (3, 16), (8, 4)]  # DCP ranks, block
 

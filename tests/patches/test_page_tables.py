@@ -10,13 +10,13 @@ import random
 
 import pytest
 import torch
-from counting import counted
-from hooking import hooked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_tables import BACKENDS, LATENT, MODULES, ROPE, Deck, as_rank, backend_of, decode, layer_of, merged
 
 import reference
+from counting import counted
+from hooking import hooked
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.patches import write_door
 from sglang_dcp_block.patches.register import PatchPoint
@@ -217,7 +217,11 @@ def test_a_step_costs_what_stock_costs(name, graph):
 def test_cutedsl_refuses_several_queries_a_request():
     deck = Deck.make(2, 8, 32, [20], 64)
     query = torch.zeros(1, 2, HEADS, LATENT + ROPE)
-    with hooked(DcpLayout(2, 8), needed), as_rank(0, 2), pytest.raises(NotImplementedError, match="expected 1 query token a request, got 2"):
+    with (
+        hooked(DcpLayout(2, 8), needed),
+        as_rank(0, 2),
+        pytest.raises(NotImplementedError, match="expected 1 query token a request, got 2"),
+    ):
         backend_of("cutedsl_mla", deck, 0)._run_decode_kernel(
             query, None, None, None, 1, layer_of(HEADS), causal_seqs=torch.tensor([20]), cp_world=2, return_lse=True
         )

@@ -23,7 +23,7 @@ hook_registry = pytest.importorskip("sglang.srt.plugins.hook_registry")
 HookRegistry, HookType = hook_registry.HookRegistry, hook_registry.HookType
 
 VERSION = "0.5.23"
-STUB = '''
+STUB = """
 import functools
 
 def double(x, y=0):
@@ -46,7 +46,7 @@ class Widget:
     @classmethod
     def of(cls, size):
         return cls(size)
-'''
+"""
 
 
 def after(result: Any, *args: Any, **kwargs: Any) -> Any:
@@ -238,7 +238,8 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("file", "old", "new", "target"),
         [
-            ("layers/dcp/layout.py", "def get_dcp_lens(", "def get_dcp_lengths(", "sglang.srt.layers.dcp.layout.get_dcp_lens"),
+            ("layers/dcp/layout.py", "def get_dcp_lens(", "def get_dcp_lengths(",
+             "sglang.srt.layers.dcp.layout.get_dcp_lens"),
             ("runtime_context.py", "return _configure_context(_CONTEXT, server_args, role=role, ranks=ranks)",
              "return _configure_context(_CONTEXT, server_args, role=role)", "sglang.srt.runtime_context.publish"),
             ("mem_cache/kv_loc_plan.py", "class KVLocPlan", "class KVLocationPlan",

@@ -326,7 +326,7 @@ class TestBackends:
     def test_backends_of_page_tables_take_blocks_and_pages_that_they_know(
         self, answers: dict[str, Any], case: str, backends: list[str]
     ) -> None:
-        """SGLang's default on Blackwell stays. SGLang raises the page that the block asked for; the block still divides it."""
+        """SGLang's own default on Blackwell. It raises the page that the block asked for; the block still divides it."""
         outcome = answers["cases"][case]
         assert outcome.get("backends") == backends, outcome
         assert (outcome["page_size"], outcome["block_size"]) == (64, 16)
@@ -339,11 +339,6 @@ class TestBackends:
         assert "got attention backend fa3. Pass one of these as --attention-backend" in text
         assert text.startswith("BlockSizeError: --dcp-block-size 16 cannot be used here:")
 
-    def test_a_default_that_can_read_blocks_is_kept_in_silence(self, answers: dict[str, Any]) -> None:
-        outcome = answers["cases"]["Blackwell, MLA"]
-        assert outcome["backends"] == ["trtllm_mla", "trtllm_mla"]
-        assert not any("attention-backend" in line for line in outcome["warnings"])
-
     @pytest.mark.parametrize(
         ("case", "backend"), [("model's choice, special", "minicpm_flashattn"), ("model's choice, split", "flashinfer")]
     )
@@ -354,7 +349,7 @@ class TestBackends:
 
     def test_a_named_one_of_mla_too(self, answers: dict[str, Any]) -> None:
         """flashmla forces pages of 64 tokens, so the block still fits: the backend is the one reason."""
-        first, reason = refusal(answers["cases"]["Hopper, MLA, flashmla"]).splitlines()
+        _, reason = refusal(answers["cases"]["Hopper, MLA, flashmla"]).splitlines()
         assert "or cutedsl_mla for MLA models, got attention backend flashmla." in reason
 
 
@@ -447,7 +442,7 @@ class TestFacts:
                 num_attention_heads=8,
                 num_kv_heads=1,
                 transfer_backend="mooncake",
-            )  # fmt: skip
+            )
         )
 
     @pytest.mark.parametrize("name", FACTS)

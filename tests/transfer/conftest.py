@@ -7,11 +7,11 @@ import pkgutil
 from collections.abc import Iterator
 
 import pytest
+from servers import CountingEngine, Receiver
 from sglang.srt.disaggregation.mooncake import conn
 from sglang.srt.distributed.device_communicators.mooncake_transfer_engine import MooncakeTransferEngine
 from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
 
-from servers import CountingEngine, Receiver
 from sglang_dcp_block.patches import fingerprint, transfer_counts
 from sglang_dcp_block.patches.pd_points import SENDER_POINTS
 

@@ -9,7 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_dcp_block.patches import transfer_counts
-from sglang_dcp_block.patches.mooncake_batches import TCP_SEGMENTS, goes_over_tcp, segment_limit, send_in_batches
+from sglang_dcp_block.patches.mooncake_batches import (
+    FAILED,
+    TCP_SEGMENTS,
+    goes_over_tcp,
+    segment_limit,
+    send_in_batches,
+)
 
 BLOCKS = [(i, 100 + i, 1 + i) for i in range(10)]
 
@@ -62,6 +68,15 @@ def test_the_first_error_is_the_last_call():
     status, calls = sent(manager(4), fail_at=1)
     assert status == -3, "the engine's own status"
     assert calls == [BLOCKS[:4], BLOCKS[4:8]]
+
+
+def test_a_failure_stops_the_other_threads_of_a_transfer():
+    transfer = transfer_counts.Transfer("session", "direct")
+    with transfer_counts.working_on(transfer):
+        assert send_in_batches(lambda *args: -3, manager(4), "session", BLOCKS) == -3
+        assert (transfer.failure, transfer.batches) == ("transport", 1)
+        assert send_in_batches(lambda *args: 1 / 0, manager(4), "session", BLOCKS) == FAILED
+    assert send_in_batches(lambda *args: 0, manager(4), "session", BLOCKS) == 0
 
 
 def test_nothing_to_send():

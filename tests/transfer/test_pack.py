@@ -26,9 +26,7 @@ def manager(monkeypatch):
     monkeypatch.setattr(conn, "max_prefill_buffer_tokens", lambda: MAX_TOKENS)
     monkeypatch.setattr(conn, "get_device", lambda: SimpleNamespace(device="cuda"))
     made = object.__new__(CommonKVManager)
-    made.kv_args = SimpleNamespace(
-        kv_item_lens=[ROW_BYTES * PAGE] * LAYERS, page_size=PAGE, num_draft_entries=0
-    )
+    made.kv_args = SimpleNamespace(kv_item_lens=[ROW_BYTES * PAGE] * LAYERS, page_size=PAGE, num_draft_entries=0)
     made.transfer_queues = [None] * 4
     made._dcp_pack_buffers = made._dcp_pack_max_tokens = None
     made.decode_kv_args_table, made.transfer_infos = {}, {}

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from servers import MemoryEngine, Pool, Registration, make_manager, send
+from servers import ROOM, MemoryEngine, Pool, Registration, make_manager, send
 from sglang.srt.disaggregation.common import dcp_pack
 
 import reference
-from sglang_dcp_block.patches import mooncake_send
+from sglang_dcp_block.patches.mooncake_batches import FAILED
 from sglang_dcp_block.patches.transfer_counts import DIRECT, FALLBACK, PACKED, TOKENS
 
 pytestmark = pytest.mark.usefixtures("hooked")
@@ -45,7 +45,9 @@ def pack_on_host(monkeypatch):
 class Case:
     """A request from a prefill server to every rank of a decode server, in chunks."""
 
-    def __init__(self, P: int, B: int, tokens: int, prefix_pages: int = 0, layers: int = 3, row_bytes: int = 24) -> None:
+    def __init__(
+        self, P: int, B: int, tokens: int, prefix_pages: int = 0, layers: int = 3, row_bytes: int = 24
+    ) -> None:
         rng = random.Random(f"{P} {B} {tokens} {prefix_pages}")
         self.P, self.B, self.tokens, self.prefix = P, B, tokens, prefix_pages * P * PAGE
         num_src, num_dst = -(-tokens // PAGE), -(-tokens // (PAGE * P))
@@ -93,7 +95,15 @@ class Case:
 @pytest.mark.parametrize("pages_a_chunk", [1, 3, 99])
 @pytest.mark.parametrize(
     ("P", "B", "tokens", "prefix_pages"),
-    [(2, 16, 200, 0), (8, 16, 16 * 40 + 5, 1), (3, 4, 117, 2), (8, 2, 333, 0), (4, 16, 1, 1), (8, 16, 16, 0), (2, 1, 50, 1)],
+    [
+        (2, 16, 200, 0),
+        (8, 16, 16 * 40 + 5, 1),
+        (3, 4, 117, 2),
+        (8, 2, 333, 0),
+        (4, 16, 1, 1),
+        (8, 16, 16, 0),
+        (2, 1, 50, 1),
+    ],
 )
 def test_every_row_arrives_where_its_rank_reads_it(P, B, tokens, prefix_pages, pages_a_chunk, counts):
     case = Case(P, B, tokens, prefix_pages)
@@ -117,9 +127,7 @@ class TestStockPeer:
     def test_same_calls_with_and_without_hooks(self, monkeypatch):
         handed_over = []
         case = Case(4, 1, 100)
-        monkeypatch.setattr(
-            case.engine, "batch_transfer_sync", lambda *args: handed_over.append(args) or 0
-        )
+        monkeypatch.setattr(case.engine, "batch_transfer_sync", lambda *args: handed_over.append(args) or 0)
         manager = make_manager(case.source, PAGE, case.engine)
         registration = case.registration(1)
         del registration.dcp_block_size
@@ -142,7 +150,8 @@ class TestStockPeer:
 
 class TestPackedOrDirect:
     @pytest.mark.parametrize(
-        ("B", "threshold", "path"), [(4, 97, PACKED), (4, 96, DIRECT), (16, 384, DIRECT), (1, 1, TOKENS), (2, 49, PACKED)]
+        ("B", "threshold", "path"),
+        [(4, 97, PACKED), (4, 96, DIRECT), (16, 384, DIRECT), (1, 1, TOKENS), (2, 49, PACKED)],
     )
     def test_by_the_bytes_of_a_block(self, B, threshold, path, pack_on_host, counts, monkeypatch):
         """Rows of 24 bytes, on average: the threshold is compared with 24 * B."""
@@ -297,6 +306,17 @@ class TestThreadsForLayers:
         assert engine.calls == [32] * 4  # of 3 layers * 8
 
 
+@pytest.mark.parametrize("threshold", ["1", "9999999"], ids=["direct", "packed"])
+def test_a_prefix_that_ends_inside_a_virtual_page_is_refused(threshold, pack_on_host, monkeypatch):
+    monkeypatch.setenv("SGLANG_DCP_BLOCK_DIRECT_BYTES", threshold)
+    case = Case(2, 4, 77)
+    manager = make_manager(case.source, PAGE, case.engine)
+    chunk = {"num_tokens": 77, "prefix": PAGE, "pack_buffer": PACK_BUFFER}
+    assert send(manager, case.registration(0), case.src_pages, case.dst_pages, **chunk) == FAILED
+    assert "decode_prefix_len: expected a multiple of 32 tokens" in manager.failure_records[ROOM]
+    assert case.engine.calls == []
+
+
 def test_a_rank_that_owns_nothing_gets_a_finished_transfer(counts):
     case = Case(8, 16, 5)
     manager = make_manager(case.source, PAGE, case.engine)
@@ -313,6 +333,6 @@ def test_planning_blocks_ends_with_its_transfer(pack_on_host, monkeypatch):
     blocks, stock = Case(2, 4, 77), Case(2, 1, 77)
     manager = make_manager(blocks.source, PAGE, blocks.engine)
     chunk = {"num_tokens": 77, "pack_buffer": PACK_BUFFER}
-    assert send(manager, blocks.registration(0), blocks.src_pages, [], **chunk) == mooncake_send.FAILED
+    assert send(manager, blocks.registration(0), blocks.src_pages, [], **chunk) == FAILED
     stock.send(make_manager(stock.source, PAGE, stock.engine), 99, pack_buffer=PACK_BUFFER)
     stock.check()

@@ -101,26 +101,42 @@ def test_a_request_that_cannot_be_planned_fails_alone(worker, counts):
     assert counts.by_path["direct"].failures == 4
 
 
-def test_anything_else_that_raises_fails_the_request_alone(worker, monkeypatch):
+def test_anything_else_that_raises_fails_the_request_alone(worker, monkeypatch, caplog):
+    assert worker.request(9, [3], [], 16) == KVPoll.Failed
+    assert not any(record.exc_info for record in caplog.records), "the message says it all"
     monkeypatch.setattr(worker.manager, "get_mla_kv_ptrs_with_pp", lambda *args: 1 / 0)
     assert worker.request(1, [3], [5], 16) == KVPoll.Failed
     assert "ZeroDivisionError" in worker.manager.failure_records[1]
+    assert any(record.exc_info for record in caplog.records)
     monkeypatch.undo()
     assert worker.thread.is_alive()
     assert worker.manager.failed_sessions == set()
 
 
-def test_an_error_of_the_engine_fails_the_session_as_upstream_has_it():
+def test_an_error_of_the_engine_fails_the_session_as_upstream_has_it(counts):
     worker = Worker(MemoryEngine(fail_call=1), max_transfer_batch_indices=1)
     try:
         assert worker.request(1, [3, 4], [5], 32) == KVPoll.Failed
-        assert "the transfer engine returned -1 in batch 2, which ended the transfer" in worker.manager.failure_records[1]
+        assert (
+            "the transfer engine returned -1 in batch 2, which ended the transfer" in worker.manager.failure_records[1]
+        )
         assert worker.manager.failed_sessions == {SESSION}
+        assert counts.by_path["direct"].failures == 1
         assert worker.request(2, [3, 4], [5], 32) == KVPoll.Failed
         assert "is not alive" in worker.manager.failure_records[2], "upstream's reason"
         assert worker.engine.calls == [1, 1]
     finally:
         worker.close()
+
+
+def test_the_reason_is_the_failed_requests_alone(worker):
+    """Another request to the same decode rank is under way."""
+    worker.manager.request_status[8] = KVPoll.Transferring
+    pages = np.array([5], np.int32)
+    worker.manager.transfer_infos[8] = {SESSION: SimpleNamespace(dst_kv_indices=pages, is_dummy=False)}
+    assert worker.request(1, [3, 4], [], 32) == KVPoll.Failed
+    assert set(worker.manager.failure_records) == {1}
+    del worker.manager.transfer_infos[8]
 
 
 def test_a_failed_send_keeps_the_decode_servers_pages_from_reuse():

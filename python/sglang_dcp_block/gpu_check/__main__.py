@@ -57,7 +57,7 @@ def run_checks(device: torch.device) -> bool:
     from sglang_dcp_block.gpu_check import checks, report
     from sglang_dcp_block.kernels import launch
 
-    if launch.INTERPRETED == (device.type == "cuda"):
+    if (device.type == "cuda") == launch.INTERPRETED:
         raise RuntimeError("sglang_dcp_block.kernels was imported before: expected TRITON_INTERPRET to be set here")
     scale, rows, held = checks.Scale.of(device), [], True
     for name, check in checks.CHECKS:
@@ -82,7 +82,10 @@ def run_times(device: torch.device) -> bool:
     report.show(
         f"microseconds a launch: {timing.NUM_REQUESTS} requests x {timing.CONTEXT} tokens, DCP {timing.DCP_SIZE}",
         ("kernel", *(f"B={block}" for block in timing.BLOCKS), "ratio"),
-        [(t.name, *(f"{t.microseconds[block]:.1f}" for block in timing.BLOCKS), f"{t.ratio:.2f}") for t in [*times, overall]],
+        [
+            (t.name, *(f"{t.microseconds[block]:.1f}" for block in timing.BLOCKS), f"{t.ratio:.2f}")
+            for t in [*times, overall]
+        ],
     )
     if overall.ratio > timing.MOST:
         print(f"blocks of {timing.BLOCKS[1]} cost {overall.ratio:.2f} times those of 1, allowed {timing.MOST}")

@@ -16,7 +16,16 @@ import triton.language as tl
 
 @triton.jit
 def _decode_kernel(
-    q_ptr, pool_ptr, rows_ptr, indptr_ptr, out_ptr, lse_ptr, scale, D: tl.constexpr, DV: tl.constexpr, TILE: tl.constexpr
+    q_ptr,
+    pool_ptr,
+    rows_ptr,
+    indptr_ptr,
+    out_ptr,
+    lse_ptr,
+    scale,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     request, heads = tl.program_id(0).to(tl.int64), tl.num_programs(1)
     at = request * heads + tl.program_id(1)

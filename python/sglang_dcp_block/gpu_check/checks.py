@@ -97,7 +97,9 @@ def slots_of_stream(scale: Scale) -> str:
             local_indptr[1:] = local.cumsum(0)
             args = stream, indptr, local, local_indptr, layout, rank
             got, want = (torch.full((int(local_indptr[-1]) + 5,), -7, device=scale.device) for _ in range(2))
-            require_equal(f"slots of rank {rank}, {layout}", compact_kv_indices(*args, got), compact_kv_indices_torch(*args, want))
+            require_equal(
+                f"slots of rank {rank}, {layout}", compact_kv_indices(*args, got), compact_kv_indices_torch(*args, want)
+            )
     return f"{len(scale.layouts)} layouts, {len(lens)} requests of up to {scale.context} tokens"
 
 
@@ -107,7 +109,10 @@ def neutral_element(scale: Scale) -> str:
     indptr = torch.zeros(len(lens) + 1, dtype=torch.int32, device=scale.device)
     indptr[1:] = lens.cumsum(0)
     for dtype in (torch.float32, torch.bfloat16):
-        out, lse = torch.randn(len(lens), 5, 640, device=scale.device).to(dtype), torch.randn(len(lens), 5, device=scale.device)
+        out, lse = (
+            torch.randn(len(lens), 5, 640, device=scale.device).to(dtype),
+            torch.randn(len(lens), 5, device=scale.device),
+        )
         out[lens == 0], lse[lens == 0] = torch.nan, torch.nan
         want_out, want_lse = out.clone(), lse.clone()
         want_out[lens == 0], want_lse[lens == 0] = 0, -torch.inf
@@ -162,7 +167,7 @@ def cuda_graphs(scale: Scale) -> str:
 
 def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """A CUDA graph of ``work``, which has run before, so that its kernels are compiled."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         work()

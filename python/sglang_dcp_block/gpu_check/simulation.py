@@ -1,7 +1,7 @@
 """Requests of random lengths, the KV pools of all ranks on one device, and a decode step over all of them.
 
-    req_to_token  --build_kv_indices-->                          rows of rank r  --decode-->  out, LSE  --neutralise-->
-    or: stream of all slots  --compact_kv_indices, slot_rows-->  rows of rank r                          ranks  --merge-->
+req_to_token  --build_kv_indices-->                          rows of rank r  --decode-->  out, LSE  --neutralise-->
+or: stream of all slots  --compact_kv_indices, slot_rows-->  rows of rank r                          ranks  --merge-->
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Simulation:
         from_stream: build each rank's rows from the stream of all slots, as for MLA on FlashInfer, not from req_to_token.
     """
 
-    def __init__(self, layout: DcpLayout, sizes: Sizes, device: torch.device, *, from_stream: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self, layout: DcpLayout, sizes: Sizes, device: torch.device, *, from_stream: bool = False, seed: int = 0
+    ) -> None:
         self.layout, self.sizes, self.from_stream = layout, sizes, from_stream
         ranks, n = layout.dcp_size, sizes.num_requests
         self.generator = torch.Generator(device).manual_seed(seed)

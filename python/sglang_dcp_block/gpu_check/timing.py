@@ -51,13 +51,18 @@ def measure(device: torch.device) -> list[Time]:
     slots, own_rows = torch.empty_like(rows, dtype=torch.int32), torch.empty_like(rows, dtype=torch.int32)
     new, prefill = stream[:NUM_REQUESTS].long(), stream[:8192].long()
     placed_new, placed_prefill = torch.empty_like(new), torch.empty_like(prefill)
-    out, lse = torch.zeros(NUM_REQUESTS, 128, 512, dtype=torch.bfloat16, device=device), torch.zeros(NUM_REQUESTS, 128, device=device)
+    out, lse = (
+        torch.zeros(NUM_REQUESTS, 128, 512, dtype=torch.bfloat16, device=device),
+        torch.zeros(NUM_REQUESTS, 128, device=device),
+    )
 
     def work(layout: DcpLayout) -> dict[str, Callable[[], object]]:
         return {
             "write door, 64 slots": lambda: place_slots(new, layout, placed_new),
             "write door, 8192 slots": lambda: place_slots(prefill, layout, placed_prefill),
-            "rows of requests": lambda: build_kv_indices(req_to_token, requests, local, local_indptr, layout, rank, rows),
+            "rows of requests": lambda: build_kv_indices(
+                req_to_token, requests, local, local_indptr, layout, rank, rows
+            ),
             "slots of a stream": lambda: compact_kv_indices(stream, indptr, local, local_indptr, layout, rank, slots),
             "rows of slots": lambda: slot_rows(slots, layout, own_rows),
             "neutral element": lambda: neutralise_empty(out, lse, local_indptr),
@@ -81,13 +86,17 @@ def side_by_side(name: str, works: dict[int, Callable[[], object]]) -> Time:
     samples: dict[int, list[float]] = {block: [] for block in works}
     for _ in range(SAMPLES):
         for block, graph in graphs.items():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin, end = _event(), _event()
             begin.record()
             graph.replay()
             end.record()
             end.synchronize()
             samples[block].append(begin.elapsed_time(end) * 1000 / LAUNCHES)
     return Time(name, {block: statistics.median(times) for block, times in samples.items()})
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def total(times: list[Time]) -> Time:

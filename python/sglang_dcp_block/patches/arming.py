@@ -7,7 +7,10 @@ all schedulers agree.  Without blocks, nothing is armed, but for the transfer of
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -111,7 +114,6 @@ def require_ranks_agree(
         DisagreementError: after ending the schedulers that were started, as for any other error of their start.
     """
     from sglang.srt.runtime_context import get_server_args
-    from sglang.srt.utils import kill_process_tree
 
     from sglang_dcp_block.patches.points import scheduler_points
 
@@ -125,12 +127,27 @@ def require_ranks_agree(
             infos, block_size, register.digest(points, block_size), _schedulers_on_node(server_args)
         )
     except BaseException:
-        for process in scheduler_procs:
-            kill_process_tree(process.pid)
-            process.join(timeout=10)
+        _end(scheduler_procs)
         raise
     infos[0][REPORT_KEY] = merged  # the info that /server_info shows speaks for all schedulers
     return infos
+
+
+def _end(processes: Sequence[Any]) -> None:
+    """End schedulers, and what they started, at once.
+
+    One that saw another one go would ask this process to quit (SIGQUIT), before the error has been told: so all are
+    stopped first.
+    """
+    from sglang.srt.utils import kill_process_tree
+
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGSTOP)
+    for process in processes:
+        kill_process_tree(process.pid)
+    for process in processes:
+        process.join(timeout=10)
 
 
 def merge_controller_reports(result: dict[str, Any], controller: Any) -> dict[str, Any]:

@@ -148,7 +148,18 @@ def _choose_page_size(server_args: Any, previous: Step) -> None:
 
 # Defaults of a platform or for speed.  Any other one is what the model itself needs: it stays, and is refused.
 _GENERAL_BACKENDS = frozenset(
-    {"aiter", "cutedsl_mla", "fa3", "fa4", "flashinfer", "flashmla", "intel_amx", "torch_native", "trtllm_mha", "trtllm_mla"}
+    {
+        "aiter",
+        "cutedsl_mla",
+        "fa3",
+        "fa4",
+        "flashinfer",
+        "flashmla",
+        "intel_amx",
+        "torch_native",
+        "trtllm_mha",
+        "trtllm_mla",
+    }
 )
 
 

@@ -16,6 +16,7 @@ from sglang_dcp_block.patches import transfer_counts
 logger = logging.getLogger(__name__)
 
 TCP_SEGMENTS = 1024  # under way to one peer, over all threads: half of what Mooncake takes
+FAILED = -1  # as the transfer engine says it
 _ATTRIBUTE = "_dcp_block_segment_limit"
 
 
@@ -25,7 +26,7 @@ def send_in_batches(original: Any, self: Any, mooncake_session_id: str, transfer
     Args:
         transfer_blocks: list of (source address, destination address, bytes).
     Returns:
-        0, or the status of the batch that failed: nothing behind it was handed over.
+        0, or the status of the batch that failed: nothing behind it is handed over, by no thread of the transfer.
     """
     transfer = transfer_counts.current()
     limit = segment_limit(self, ours=transfer is not None and transfer.path != transfer_counts.TOKENS)
@@ -33,9 +34,13 @@ def send_in_batches(original: Any, self: Any, mooncake_session_id: str, transfer
     for first in range(0, len(transfer_blocks), step):
         batch = transfer_blocks if step >= len(transfer_blocks) else transfer_blocks[first : first + step]
         if transfer is not None:
+            if transfer.failure:  # in another thread
+                return FAILED
             transfer.add_batch(len(batch), sum(block[2] for block in batch))
         status: int = original(self, mooncake_session_id, batch)
         if status != 0:
+            if transfer is not None:
+                transfer.failure = "transport"
             return status
     return 0
 

@@ -17,12 +17,10 @@ from typing import Any
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.dcp.transfer import Segments, batches, join, plan_replicated_runs, plan_runs, segments
 from sglang_dcp_block.patches import mooncake_pack, peer, transfer_counts
-from sglang_dcp_block.patches.mooncake_batches import segment_limit
+from sglang_dcp_block.patches.mooncake_batches import FAILED
 from sglang_dcp_block.patches.transfer_counts import DIRECT, FALLBACK, PACKED, TOKENS, Transfer, counted, working_on
 
 logger = logging.getLogger(__name__)
-
-FAILED = -1  # as the transfer engine says it
 
 _planning = threading.local()
 
@@ -191,20 +189,14 @@ def _plan(
 
 
 def _hand_over(manager: Any, session: str, parts: list[Segments], executor: Any) -> int:
-    """Hand segments to the transfer engine in bounded batches, until one fails."""
-    transfer, limit, failed = transfer_counts.current(), segment_limit(manager), threading.Event()
+    """Hand segments to the transfer engine; the hook on ``_transfer_data`` does so in batches, until one fails."""
+    transfer = transfer_counts.current()
     assert transfer is not None, "called inside counted()"
 
-    def send(whole: Segments) -> int:
+    def send(part: Segments) -> int:
         with working_on(transfer):
-            for batch in batches(whole, limit):
-                if failed.is_set():  # in another thread
-                    return FAILED
-                status: int = manager._transfer_data(session, batch.blocks())
-                if status != 0:
-                    failed.set()
-                    return status
-        return 0
+            status: int = manager._transfer_data(session, part.blocks())
+            return status
 
     if manager.enable_custom_mem_pool:  # as upstream: a layer a thread
         return int(manager._await_transfer_futures([executor.submit(send, part) for part in parts]))

@@ -70,6 +70,5 @@ def impatient() -> None:
 
 
 FAULTS = {
-    function.__name__: function
-    for function in (altered_source, unknown_version, broken_target, cannot_load, impatient)
+    function.__name__: function for function in (altered_source, unknown_version, broken_target, cannot_load, impatient)
 }
