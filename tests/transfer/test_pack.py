@@ -99,7 +99,7 @@ def test_side_by_side_each_keeps_its_own_limit(manager, caplog):
     assert chunk_limit(manager, blocks(2)) == MAX_TOKENS
     assert chunk_limit(manager, blocks(64), STOCK) == MAX_TOKENS
     assert chunk_limit(manager, blocks(64), STOCK, dummies=[STOCK]) is None
-    assert chunk_limit(manager, blocks(2, requires_dcp_relayout=False)) is None
+    assert chunk_limit(manager, blocks(64), blocks(2, "equal sizes", requires_dcp_relayout=False)) is None
 
 
 def test_a_rejected_registration_costs_nothing(manager, caplog):

@@ -14,8 +14,8 @@ from sglang_dcp_block.demo.plan import Case, tiny_part, trained_part
 from sglang_dcp_block.demo.report import Result
 
 PLAIN = Case("TP4", tp_size=4, dcp_size=1, block_size=None, page_size=8)
-TOKEN = Case("TP4+DCP4, token round-robin", tp_size=4, dcp_size=4, block_size=None, page_size=8)
-BLOCKS = Case("TP4+DCP4, blocks of 4", tp_size=4, dcp_size=4, block_size=4, page_size=8)
+TOKEN = Case("TP4+DCP4 B=1", tp_size=4, dcp_size=4, block_size=None, page_size=8)
+BLOCKS = Case("TP4+DCP4 B=4", tp_size=4, dcp_size=4, block_size=4, page_size=8)
 LAYOUT = {"block_size": 4, "dcp_size": 4}
 INFO = {
     PLAIN: {"dcp_size": 1, "page_size": 8},
@@ -50,7 +50,7 @@ def test_equal_results_pass():
 )
 def test_any_difference_fails(changes, words):
     (line,) = report.mismatches([result(), result(BLOCKS, answer(**changes))])
-    assert line.startswith("TP4+DCP4, blocks of 4: ")
+    assert line.startswith("TP4+DCP4 B=4: ")
     assert all(word in line for word in words)
 
 
@@ -87,16 +87,16 @@ def test_rows_of_each_rank():
 
 def test_the_table_says_it_all():
     results = [result(), result(TOKEN), result(BLOCKS, answer(tokens=("x", "y", "z")))]
-    console = Console(file=io.StringIO(), width=140)
+    console = Console(file=io.StringIO(), width=80)
     console.print(report.table("a model", results))
     text = console.file.getvalue()
-    for words in ("a model", "reference", "equal", "DIFFERENT", "19 on all 4", "5 5 5 4", "7 4 4 4", "2.0 s"):
+    for words in ("a model", "reference", "equal", "DIFFER", "19 on all 4", "5 5 5 4", "7 4 4 4", "2.0"):
         assert words in text
 
 
 def test_long_prompts_are_even():
     note = report.occupancy_note([result(), result(TOKEN), result(BLOCKS)])
-    assert "at most 4 rows" in note
+    assert "at most B rows" in note
     assert "max/mean of 1.0000" in note
     assert report.occupancy_note([result(), result(TOKEN)]) is None
 

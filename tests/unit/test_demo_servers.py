@@ -14,7 +14,7 @@ from sglang_dcp_block.demo.client import RequestFailed, complete
 from sglang_dcp_block.demo.plan import Case
 from sglang_dcp_block.demo.servers import Server, ServerFailed
 
-CASE = Case("TP2+DCP2, blocks of 8", tp_size=2, dcp_size=2, block_size=8, page_size=16)
+CASE = Case("TP2+DCP2 B=8", tp_size=2, dcp_size=2, block_size=8, page_size=16)
 
 DIES = "import sys; print('ValueError: no such model'); print('x' * 9); sys.exit(3)"
 HANGS = "import time; time.sleep(60)"
@@ -58,7 +58,7 @@ def test_a_server_that_dies_shows_its_errors(stand_in):
     with pytest.raises(ServerFailed) as caught, stand_in(DIES):
         pass
     text = str(caught.value)
-    assert "TP2+DCP2, blocks of 8: the server ended before it was ready (status 3)" in text
+    assert "TP2+DCP2 B=8: the server ended before it was ready (status 3)" in text
     assert text.index("first errors") < text.index("ValueError: no such model") < text.index("last lines")
 
 

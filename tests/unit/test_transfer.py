@@ -274,6 +274,13 @@ def test_errors_say_what_was_expected(change: dict, message: str) -> None:
         plan_runs(**{**good, **change})
 
 
+def test_a_prefix_holds_whole_cycles_of_blocks_that_straddle_pages_too() -> None:
+    pages = {"src_pages": [1], "dst_pages": [2], "page_size": 16, "layout": DcpLayout(4, 24), "rank": 0}
+    assert plan_runs(**pages, decode_prefix_len=192).num_rows == 16
+    with pytest.raises(ValueError, match="decode_prefix_len: expected a multiple of 192 tokens"):
+        plan_runs(**pages, decode_prefix_len=64)
+
+
 def test_a_draft_pool_needs_pages_for_every_token() -> None:
     with pytest.raises(ValueError, match="dst_pages: expected 2 pages or more for 80 slots, got 1"):
         plan_replicated_runs([5, 3, 6, 7], [2], page_size=16, dcp_size=4, src_page_offset=1)

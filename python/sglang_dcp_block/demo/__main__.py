@@ -63,8 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     # An end from outside must end the servers too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console()
-    if not console.is_terminal:
-        console.width = 110  # a log file's "terminal" is too narrow for the table
     parts = []
     if args.part != "tiny":
         parts.append(trained_part(args.real))

@@ -54,10 +54,10 @@ def trained_part(also_eight_ranks: bool = False) -> Part:
 
     cases = [
         Case("TP1", tp_size=1, dcp_size=1, block_size=None, page_size=16),
-        Case("TP2+DCP2 blocks", tp_size=2, dcp_size=2, block_size=8, page_size=16),
+        Case("TP2+DCP2 B=8", tp_size=2, dcp_size=2, block_size=8, page_size=16),
     ]
     if also_eight_ranks:
-        cases.append(Case("TP8+DCP8 blocks", tp_size=8, dcp_size=8, block_size=8, page_size=16))
+        cases.append(Case("TP8+DCP8 B=8", tp_size=8, dcp_size=8, block_size=8, page_size=16))
     return Part(
         "SmolLM2-135M-Instruct, rearranged to one KV head",
         smollm2.build,
@@ -77,8 +77,8 @@ def tiny_part() -> Part:
         partial(write_tiny, "gqa", cache_root() / "tiny-gqa"),
         (
             Case("TP8", tp_size=8, dcp_size=1, block_size=None, page_size=8),
-            Case("TP8+DCP8 tokens", tp_size=8, dcp_size=8, block_size=None, page_size=8),
-            Case("TP8+DCP8 blocks", tp_size=8, dcp_size=8, block_size=8, page_size=8),
+            Case("TP8+DCP8 B=1", tp_size=8, dcp_size=8, block_size=None, page_size=8),
+            Case("TP8+DCP8 B=8", tp_size=8, dcp_size=8, block_size=8, page_size=8),
         ),
         tuple(random_ids(length) for length in (5, 21, 39)),
         minutes=6,

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 TICK_SECONDS = 20
 
@@ -20,12 +21,13 @@ class Steps:
         self.console, self.total, self.done = console, total, 0
         self._bar = Progress(
             SpinnerColumn(),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=10),
             MofNCompleteColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             TimeElapsedColumn(),
             console=console,
             transient=True,
+            expand=True,
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=total)

@@ -91,23 +91,24 @@ def mismatches(results: Sequence[Result]) -> list[str]:
 
 
 def table(title: str, results: Sequence[Result]) -> Table:
-    """The results side by side."""
+    """The results side by side, in 80 columns."""
     reference = results[0]
-    result_table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    result_table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     result_table.add_column("server")
-    for heading in ("B", "max |Δ log p|", "tokens", "KV rows of each rank", "max/mean", "start", "per token"):
+    for heading in ("|Δ log p|", "tokens", "KV rows of each rank", "max/mean", "start", "s/token"):
         result_table.add_column(heading, justify="right")
     for result in results:
-        case, rows, first = result.case, rows_per_rank(result), result is reference
+        rows, first = rows_per_rank(result), result is reference
         result_table.add_row(
-            case.name,
-            str(case.layout.block_size) if case.dcp_size > 1 else "",
+            result.case.name,
             "reference" if first else f"{difference(result, reference):.1e}",
-            "" if first else "equal" if tokens_equal(result, reference) else "DIFFERENT",
-            row_text(rows, case),
+            "" if first else "equal" if tokens_equal(result, reference) else "DIFFER",
+            row_text(rows, result.case),
             f"{imbalance(rows):.2f}",
             f"{result.start_seconds:.0f} s",
-            f"{result.seconds_per_token:.1f} s",
+            f"{result.seconds_per_token:.1f}",
         )
     return result_table
 
@@ -127,6 +128,7 @@ def occupancy_note(results: Sequence[Result], long_tokens: int = 100_000) -> str
     case = max(blocks, key=lambda case: case.layout.cycle)
     rows = [case.layout.local_len(long_tokens, rank) for rank in range(case.dcp_size)]
     return (
-        f"KV rows by the layout, for these prompts and answers together. Ranks differ by at most {case.block_size} rows a\n"
-        f"request: much for prompts this short, and for one of {long_tokens:,} tokens a max/mean of {imbalance(rows):.4f}."
+        "B=1 is token round-robin. KV rows are the layout's, for these prompts and answers\n"
+        f"together. Ranks differ by at most B rows a request: much for prompts this short,\n"
+        f"and a max/mean of {imbalance(rows):.4f} for one of {long_tokens:,} tokens."
     )

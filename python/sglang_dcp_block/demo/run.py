@@ -64,13 +64,12 @@ def serve(case: Case, model: Path, part: Part, steps: Steps, options: Options) -
         ServerFailed: as :func:`run`.
     """
     log = options.logs / f"tp{case.tp_size}-dcp{case.dcp_size}-block{case.block_size or 1}-{model.name}.log"
-    ranks = "1 rank" if case.tp_size == 1 else f"{case.tp_size} ranks"
     with ExitStack() as stack:
         with steps.step(f"{case.name}: sglang serve {' '.join(flags(case))}"):
             server = stack.enter_context(Server(case, model, log, options.port, options.start_timeout))
         info = server.info()
         began = time.monotonic()
-        with steps.step(f"{case.name}: {len(part.prompts)} prompts at once, {NEW_TOKENS} new tokens each, on {ranks}"):
+        with steps.step(f"{case.name}: {len(part.prompts)} prompts at once, {NEW_TOKENS} new tokens each"):
             answers = complete_all(server.url, part.prompts, NEW_TOKENS, options.answer_timeout)
         seconds = time.monotonic() - began
     for prompt, answer in zip(part.prompts, answers, strict=True):

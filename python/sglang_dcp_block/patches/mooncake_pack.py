@@ -38,8 +38,8 @@ def mean_token_bytes(manager: Any) -> float:
 
 def buffers_when_needed(original: Any, self: Any, dcp_size: int, *, include_draft: bool = False) -> None:
     """AROUND ``CommonKVManager._init_dcp_pack_buffers_once``: not for a decode server that goes direct or is rejected."""
-    registration = peer.current_registration()
-    if registration is None or not (_is_rejected(registration) or goes_direct(self, registration)):
+    registration: Any = peer.current_registration()
+    if not (_is_rejected(registration) or goes_direct(self, registration)):
         original(self, dcp_size, include_draft=include_draft)
     elif self._dcp_pack_buffers is None and not _is_rejected(registration):
         logger.info(
@@ -71,7 +71,7 @@ def _is_rejected(registration: Any) -> bool:
 def _threshold(text: str) -> int:
     if not text:
         return DIRECT_BYTES
-    if not text.isascii() or not text.isdecimal():
+    if not text.isdecimal():
         logger.error("%s: expected a number of bytes, got %r; using %d.", ENVIRONMENT, text, DIRECT_BYTES)
         return DIRECT_BYTES
     return int(text)

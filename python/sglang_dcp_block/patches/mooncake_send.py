@@ -78,41 +78,22 @@ def send_kv(
 
 
 def plan_rows(
-    original: Any,
-    src_page_indices: Any,
-    dst_page_indices: Any,
-    *,
-    physical_page_size: int,
-    dcp_size: int,
-    dcp_rank: int,
-    src_page_offset: int = 0,
-    decode_prefix_len: int = 0,
-    num_kv_tokens: int | None = None,
+    original: Any, src_page_indices: Any, dst_page_indices: Any, *, dcp_size: int, dcp_rank: int, **chunk: Any
 ) -> Any:
     """AROUND ``disaggregation.common.utils.build_dcp_token_transfer_plan``: by blocks, inside :func:`planning_blocks`.
 
     Work grows with tokens, as upstream's does: this is the plan of transfers that upstream's code packs and sends.
     """
-    chunk: dict[str, Any] = {"src_page_offset": src_page_offset, "num_kv_tokens": num_kv_tokens}
     block_size = getattr(_planning, "block_size", 1)
     if block_size == 1:
-        return original(
-            src_page_indices,
-            dst_page_indices,
-            physical_page_size=physical_page_size,
-            dcp_size=dcp_size,
-            dcp_rank=dcp_rank,
-            decode_prefix_len=decode_prefix_len,
-            **chunk,
-        )
+        return original(src_page_indices, dst_page_indices, dcp_size=dcp_size, dcp_rank=dcp_rank, **chunk)
     from sglang.srt.disaggregation.common.utils import DCPTokenTransferPlan
 
-    pages = (src_page_indices, dst_page_indices)
-    layout = DcpLayout(dcp_size, block_size)
-    runs = plan_runs(
-        *pages, page_size=physical_page_size, layout=layout, rank=dcp_rank, decode_prefix_len=decode_prefix_len, **chunk
-    )
-    drafts = plan_replicated_runs(*pages, page_size=physical_page_size, dcp_size=dcp_size, **chunk)
+    pages, layout = (src_page_indices, dst_page_indices), DcpLayout(dcp_size, block_size)
+    chunk["page_size"] = chunk.pop("physical_page_size")
+    runs = plan_runs(*pages, layout=layout, rank=dcp_rank, **chunk)
+    chunk.pop("decode_prefix_len", None)  # as upstream: a replicated pool's pages begin behind it
+    drafts = plan_replicated_runs(*pages, dcp_size=dcp_size, **chunk)
     return DCPTokenTransferPlan(*runs.rows(), *drafts.rows())
 
 

@@ -55,26 +55,26 @@ def row_sizes(original: Any, manager: Any, dst_page_item_lens: list[int | None],
         return []
 
 
-def publish_verdict(original: Any, manager: Any, session: str, info: Any) -> str | None:
+def publish_verdict(original: Any, manager: Any, mooncake_session_id: str, decode_kv_args: Any) -> str | None:
     """AROUND ``MooncakeKVManager._publish_peer_registration``: judge the layout, then let SGLang judge the rest.
 
     Returns:
         The reason of a rejection, or None. A rejected session is published with it, so its requests fail with the reason.
     """
-    reason = info.dcp_block_rejection or handshake.why_not(_own_side(manager), _peer_side(manager, info))
+    reason = decode_kv_args.dcp_block_rejection or handshake.why_not(_own_side(manager), _peer_side(manager, decode_kv_args))
     try:
         if reason is None:
-            verdict: str | None = original(manager, session, info)
+            verdict: str | None = original(manager, mooncake_session_id, decode_kv_args)
             return verdict
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     finally:
         peer.registered()
     with manager.session_lock:
-        manager._unblacklist_session(session)
-        manager.state_strides_validated.discard(session)
-        manager.state_layout_rejections[session] = reason
-        manager.decode_kv_args_table[session] = info
+        manager._unblacklist_session(mooncake_session_id)
+        manager.state_strides_validated.discard(mooncake_session_id)
+        manager.state_layout_rejections[mooncake_session_id] = reason
+        manager.decode_kv_args_table[mooncake_session_id] = decode_kv_args
     return reason
 
 
