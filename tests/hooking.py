@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from unittest import mock
 
+import pytest
+
 from sglang_dcp_block.dcp.layout import DcpLayout
-from sglang_dcp_block.patches import active
+from sglang_dcp_block.patches import active, fingerprint
 from sglang_dcp_block.patches.kv_points import KV_POINTS
 from sglang_dcp_block.patches.register import PatchPoint
 
@@ -38,3 +41,17 @@ def hooked(layout: DcpLayout, wanted: Callable[[PatchPoint], bool]) -> Iterator[
             for place, key in places:
                 stack.enter_context(mock.patch.object(place, key, wrapped))
         yield
+
+
+def hook(monkeypatch: pytest.MonkeyPatch, points: Iterable[PatchPoint]) -> None:
+    """Patch points on methods of SGLang's classes, undone with ``monkeypatch``."""
+    from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
+
+    for point in points:
+        if point.hook is None:
+            continue
+        owner_path, _, name = point.target.rpartition(".")
+        owner = fingerprint.resolve(owner_path)
+        wrapped = _wrap_fn(inspect.unwrap(fingerprint.resolve(point.target)), point.hook, HookType(point.kind.value))
+        is_classmethod = isinstance(vars(owner)[name], classmethod)
+        monkeypatch.setattr(owner, name, classmethod(wrapped) if is_classmethod else wrapped)

@@ -49,10 +49,10 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--keep-logs", type=Path, metavar="DIR", help="write the servers' logs there and keep them")
     result.add_argument(
-        "--start-timeout", type=float, default=600, metavar="S", help="seconds for a start (default 600)"
+        "--start-timeout", type=float, default=900, metavar="S", help="seconds for a start (default 900)"
     )
     result.add_argument(
-        "--answer-timeout", type=float, default=600, metavar="S", help="seconds for an answer (default 600)"
+        "--answer-timeout", type=float, default=1800, metavar="S", help="seconds for an answer (default 1800)"
     )
     return result
 

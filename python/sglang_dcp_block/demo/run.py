@@ -26,8 +26,8 @@ class Options:
 
     logs: Path  # folder for the servers' logs
     port: int = 0  # 0: a free one
-    start_timeout: float = 600  # seconds
-    answer_timeout: float = 600
+    start_timeout: float = 900  # seconds
+    answer_timeout: float = 1800
 
 
 def run(parts: Sequence[Part], console: Console, options: Options) -> list[str]:

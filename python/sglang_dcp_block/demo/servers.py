@@ -78,7 +78,7 @@ def free_port() -> int:
 class Server:
     """A server for one case; ready inside ``with``, gone after it."""
 
-    def __init__(self, case: Case, model: Path, log: Path, port: int = 0, start_timeout: float = 600) -> None:
+    def __init__(self, case: Case, model: Path, log: Path, port: int = 0, start_timeout: float = 900) -> None:
         self.case, self.log, self.start_timeout = case, log, start_timeout
         port = port or free_port()
         self.url = f"http://127.0.0.1:{port}"

@@ -19,7 +19,9 @@ def register_block_size(result: list[bytes], manager: Any) -> list[bytes]:
     return [*result, handshake.tagged(layout().block_size)]
 
 
-def ask_prefill_first(original: Any, queue: Any, addr_to_reqs: dict[str, list[Any]]) -> tuple[dict[str, list[Any]], list[Any]]:
+def ask_prefill_first(
+    original: Any, queue: Any, addr_to_reqs: dict[str, list[Any]]
+) -> tuple[dict[str, list[Any]], list[Any]]:
     """AROUND ``DecodePreallocQueue._ensure_prefill_info``: only prefill servers that place by blocks as agreed pass.
 
     A refused server costs its own requests, which end with the reason; requests to other servers go on. Upstream's own
@@ -70,9 +72,14 @@ def require_echo(original: Any, manager: Any, msg: list[bytes]) -> tuple[int, in
     if got == expected:
         return parsed
     room, _, rank, _ = parsed
-    return room, int(KVPoll.Failed), rank, (
-        f"prefill sent KV in blocks of {got}, expected {expected}{reason}. "
-        "Install the same sglang-dcp-block on the prefill server, and restart it."
+    return (
+        room,
+        int(KVPoll.Failed),
+        rank,
+        (
+            f"prefill sent KV in blocks of {got}, expected {expected}{reason}. "
+            "Install the same sglang-dcp-block on the prefill server, and restart it."
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_dcp_block.dcp import handshake
-from sglang_dcp_block.dcp.handshake import HandshakeError, Side
+from sglang_dcp_block.dcp.handshake import Side
 from sglang_dcp_block.patches import active, peer
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,9 @@ def publish_verdict(original: Any, manager: Any, mooncake_session_id: str, decod
     Returns:
         The reason of a rejection, or None. A rejected session is published with it, so its requests fail with the reason.
     """
-    reason = decode_kv_args.dcp_block_rejection or handshake.why_not(_own_side(manager), _peer_side(manager, decode_kv_args))
+    reason = decode_kv_args.dcp_block_rejection or handshake.why_not(
+        _own_side(manager), _peer_side(manager, decode_kv_args)
+    )
     try:
         if reason is None:
             verdict: str | None = original(manager, mooncake_session_id, decode_kv_args)
@@ -78,7 +80,9 @@ def publish_verdict(original: Any, manager: Any, mooncake_session_id: str, decod
     return reason
 
 
-def guarded_receive(original: Any, manager: Any, socket: Any, *args: Any, **kwargs: Any) -> Callable[[], list[bytes] | None]:
+def guarded_receive(
+    original: Any, manager: Any, socket: Any, *args: Any, **kwargs: Any
+) -> Callable[[], list[bytes] | None]:
     """AROUND ``CommonKVManager._make_worker_recv``: messages that SGLang's thread could not read are dropped."""
     receive: Callable[[], list[bytes] | None] = original(manager, socket, *args, **kwargs)
 
@@ -86,7 +90,11 @@ def guarded_receive(original: Any, manager: Any, socket: Any, *args: Any, **kwar
         msg = receive()
         if msg is None or _readable(msg):
             return msg
-        logger.error("Dropped a message of %d frames that starts with %r: expected a registration or a transfer request.", len(msg), msg[:1])
+        logger.error(
+            "Dropped a message of %d frames that starts with %r: expected a registration or a transfer request.",
+            len(msg),
+            msg[:1],
+        )
         return None
 
     return guarded
