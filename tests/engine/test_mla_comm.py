@@ -10,7 +10,7 @@ from session import EngineFailed
 
 FLASHINFER = {"model": "mla", "attention_backend": "flashinfer"}
 # SGLang prepares replicated query projections for models of 16 bits alone.
-REPLICATED = {**FLASHINFER, "dcp_comm_backend": "a2a", "dcp_replicate_q_proj": True, "dtype": "bfloat16"}
+REPLICATED = {**FLASHINFER, "dcp_comm_backend": "a2a", "dcp_replicate_q_proj": True, "dtype": "float16"}
 
 
 def test_all_to_all(start, expected):

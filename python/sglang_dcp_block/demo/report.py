@@ -128,7 +128,7 @@ def occupancy_note(results: Sequence[Result], long_tokens: int = 100_000) -> str
     case = max(blocks, key=lambda case: case.layout.cycle)
     rows = [case.layout.local_len(long_tokens, rank) for rank in range(case.dcp_size)]
     return (
-        "B=1 is token round-robin. KV rows are the layout's, for these prompts and answers\n"
-        f"together. Ranks differ by at most B rows a request: much for prompts this short,\n"
-        f"and a max/mean of {imbalance(rows):.4f} for one of {long_tokens:,} tokens."
+        "B=1 is token round-robin. KV rows: the layout's, prompts and answers\n"
+        "together. Ranks differ by at most B rows a request: much for short prompts, but\n"
+        f"a max/mean of {imbalance(rows):.4f} for one of {long_tokens:,} tokens."
     )
