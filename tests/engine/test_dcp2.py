@@ -57,7 +57,7 @@ def family(request):
 
 @pytest.fixture(scope="module")
 def want(expected, family):
-    return expected(**FAMILIES[family])
+    return expected(FAMILIES[family]["model"])
 
 
 @pytest.fixture(scope="module")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from cases import assert_nothing_lost, assert_placed, assert_same
-
-BATCHES = (("middle", "short"),)
+from cases import answers_of, assert_nothing_lost, assert_placed, assert_same
 
 
 def test_tp8_dcp8(start, expected):
     """Blocks of a page: up to seven ranks hold nothing of the short prompt."""
-    from cases import answers_of
-
     want = expected()
     with start(tp=8, dcp=8, block=8) as engine:
         engine.flush(record=True)
-        got = answers_of(engine, BATCHES, max_new_tokens=7)
+        got = answers_of(engine, (("middle", "short"),))
         states = engine.flush()
     assert_same(got, {name: want.answers[name] for name in got})
     for state in states:

@@ -9,10 +9,10 @@ from cases import answers_of, assert_nothing_lost, assert_placed, assert_same, t
 PAGE = 8
 
 
-@pytest.mark.parametrize("chunk", [PAGE, 40])
+@pytest.mark.parametrize("chunk", [PAGE, pytest.param(40, marks=pytest.mark.slow)])
 def test_any_chunk_end(start, expected, chunk):
     """A chunk of one page: after the first one rank 1 holds nothing, and must still take part in every collective."""
-    want = expected(chunked_prefill_size=chunk)
+    want = expected()
     with start(tp=2, dcp=2, block=PAGE, chunked_prefill_size=chunk) as engine:
         for block in (8, 2):
             engine.flush(block_size=block, record=True)

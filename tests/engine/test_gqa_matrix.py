@@ -21,7 +21,7 @@ CASES = [
 
 @pytest.mark.parametrize(("tp", "dcp", "page", "chunk", "overrides"), CASES)
 def test_every_divisor_of_the_page(start, expected, tp, dcp, page, chunk, overrides):
-    want = expected(overrides=overrides, page_size=page, chunked_prefill_size=chunk)
+    want = expected(overrides=overrides)
     with start(overrides=overrides, tp=tp, dcp=dcp, block=page, page_size=page, chunked_prefill_size=chunk) as engine:
         for block in (b for b in range(page, 0, -1) if page % b == 0):
             engine.flush(block_size=block)

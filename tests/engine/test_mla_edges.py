@@ -19,7 +19,7 @@ CHUNKED_PREFIX = {
 
 
 def test_chunked_prefix_with_unaligned_starts(start, expected):
-    want = expected(**FLASHINFER, environ=CHUNKED_PREFIX)
+    want = expected("mla")
     with start(tp=2, dcp=2, block=8, environ=CHUNKED_PREFIX, mutants=True, **FLASHINFER) as engine:
         for block in (8, 2):
             engine.flush(block_size=block, mutant=None)
@@ -31,7 +31,7 @@ def test_chunked_prefix_with_unaligned_starts(start, expected):
 
 def test_tp8_dcp8(start, expected):
     """Up to seven ranks hold nothing of a short prompt."""
-    want = expected(**FLASHINFER)
+    want = expected("mla")
     with start(tp=8, dcp=8, block=8, **FLASHINFER) as engine:
         engine.flush(record=True)
         got = answers_of(engine, (("middle", "short"),))
@@ -48,7 +48,7 @@ def test_tp8_dcp8(start, expected):
 @pytest.mark.parametrize(("page", "chunk"), [(8, 8), (8, 40), (64, 64)])
 def test_any_chunk_end(start, expected, family, page, chunk):
     shape = {"page_size": page, "chunked_prefill_size": chunk, **family}
-    want = expected(**shape)
+    want = expected("mla")
     with start(tp=2, dcp=2, block=page, **shape) as engine:
         for block in (page, page // 2, 2, 1):
             engine.flush(block_size=block, record=True)
@@ -64,7 +64,7 @@ def test_any_chunk_end(start, expected, family, page, chunk):
 @pytest.mark.parametrize(("page", "chunk"), [(8, 40), (64, 64)])
 def test_dcp8_every_divisor(start, expected, family, page, chunk):
     shape = {"page_size": page, "chunked_prefill_size": chunk, **family}
-    want = expected(**shape)
+    want = expected("mla")
     with start(tp=8, dcp=8, block=page, **shape) as engine:
         for block in (b for b in (64, 16, 8, 4, 1) if page % b == 0):
             engine.flush(block_size=block)
@@ -88,7 +88,7 @@ def test_retraction_and_readmission(start):
 @pytest.mark.slow
 def test_two_attention_groups(start, expected):
     """Attention data parallelism: two groups of two ranks, each with its own DCP."""
-    want = expected(**FLASHINFER)
+    want = expected("mla")
     with start(tp=4, dcp=2, block=8, attn_dp_size=2, **FLASHINFER) as engine:
         info = engine.info("dcp_block")
         assert info["dcp_block"]["num_ranks"] == 4

@@ -11,7 +11,6 @@ from flavours import STOCK
 from pd import Pair, role
 from session import EngineFailed
 
-FAMILY = {"model": "mla", "attention_backend": "flashinfer"}
 PAGE = 8
 
 
@@ -24,7 +23,7 @@ def answers_of(pair):
 
 @pytest.fixture(scope="module")
 def want(expected):
-    return expected(**FAMILY)
+    return expected("mla")
 
 
 @pytest.fixture(scope="module")
