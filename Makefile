@@ -55,7 +55,7 @@ test-all: venv ## every test
 	$(PYTEST) -m 'slow or not slow' $(ALL) $(ARGS)
 	$(SAY_IF_NOT)
 
-check: venv ## linter, formatter, types and the fast tests
+check: venv ## linter, types and the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PYTEST) $(FAST) $(ARGS)

@@ -137,6 +137,16 @@ def test_every_mutant_is_caught(live, family, want, mutant):
     assert max(worst.values()) > 1e-2, f"{mutant} went unseen: {worst}"
 
 
+def test_a_lost_page_is_seen(live, family):
+    """The leak check itself: an allocator that forgets a page at each release does not pass it."""
+    engine = live()
+    engine.flush(block_size=PAGE, mutant="leak")
+    answers_of(engine)
+    states = engine.flush(mutant=None)
+    with pytest.raises(AssertionError):
+        assert_nothing_lost(states)
+
+
 def test_prompts_cover_what_they_should():
     lengths = {name: len(tokens) for name, tokens in PROMPTS.items()}
     assert any(length % 2 for length in lengths.values())

@@ -1,4 +1,4 @@
-"""GQA edges: chunks that leave a rank empty in mid-prompt, chunk ends inside a block, a pool too small for its batch."""
+"""GQA edges: chunks that leave a rank empty in mid-prompt, chunks that end inside a cycle, a pool too small."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ def test_chunked_prefix_with_unaligned_starts(start, expected):
         for block in (8, 2):
             engine.flush(block_size=block, mutant=None)
             assert_same(answers_of(engine), want.answers)
+            assert_nothing_lost(engine.flush())
         engine.flush(block_size=4, mutant="off:filter_dcp_local_chunk_kv_indices")
         with pytest.raises(AssertionError):  # the path really runs: without its hook the answers are wrong
             assert_same(answers_of(engine), want.answers, 1e-2)

@@ -70,12 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
     if args.print and command:
         cli.error(f"--print runs nothing: expected no command, got {shlex.join(command)!r}")
-    if not args.print and not command:
+    if not args.print and not any(command[:1]):
         cli.error("expected a command after --, got none")
     if not _plugin_is_installed():
         print(
             f"{PROGRAM}: warning: SGLang will not find the plugin {PLUGIN!r}, the package is importable but not"
-            " installed (pip install sglang-dcp-block, or pip install -e . --no-deps in a checkout)",
+            " installed (pip install --no-deps . in a checkout)",
             file=sys.stderr,
         )
     environment = cpu_environment(args.ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import signal
 import sys
@@ -45,21 +46,41 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--part", choices=("trained", "tiny"), help="run one part only")
     result.add_argument("--real", action="store_true", help="serve the trained model at TP8+DCP8 as well")
     result.add_argument(
-        "--port", type=int, default=0, help="port of the servers, one after the other (default: a free one)"
+        "--port", type=_port, default=0, help="port of the servers, one after the other (default: a free one)"
     )
     result.add_argument("--keep-logs", type=Path, metavar="DIR", help="write the servers' logs there and keep them")
     result.add_argument(
-        "--start-timeout", type=float, default=900, metavar="S", help="seconds for a start (default 900)"
+        "--start-timeout", type=_seconds, default=900, metavar="S", help="seconds for a start (default 900)"
     )
     result.add_argument(
-        "--answer-timeout", type=float, default=1800, metavar="S", help="seconds for an answer (default 1800)"
+        "--answer-timeout", type=_seconds, default=1800, metavar="S", help="seconds for an answer (default 1800)"
     )
     return result
 
 
+def _port(text: str) -> int:
+    value = int(text) if text.isdecimal() else -1
+    if not 0 <= value < 1 << 16:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}")
+    return value
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; returns the exit status."""
-    args = parser().parse_args(argv)
+    cli = parser()
+    args = cli.parse_args(argv)
+    if args.real and args.part == "tiny":
+        cli.error("--real serves the trained model: expected --part trained or no --part, got --part tiny")
     # An end from outside must end the servers too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console()
@@ -69,7 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.part != "trained":
         parts.append(tiny_part())
     logs = args.keep_logs or Path(tempfile.mkdtemp(prefix="sglang-dcp-block-"))
-    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        cli.error(f"--keep-logs: expected a folder or a path for one, got {logs} ({error.strerror})")
     minutes = sum(part.minutes for part in parts)
     console.print(
         f"About {minutes:.0f} minutes on two cores. Logs of the servers: {logs}", highlight=False, soft_wrap=True

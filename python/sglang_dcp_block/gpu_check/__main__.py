@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import platform
 import sys
@@ -31,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_argument("--no-times", action="store_true", help="leave the times out")
     args = cli.parse_args(argv)
 
+    for package in ("torch", "triton", "numpy"):
+        if importlib.util.find_spec(package) is None:
+            cli.error(f"expected {package} in this Python, got none: pip install {package}")
     import torch
 
     on_gpu = torch.cuda.is_available()

@@ -14,7 +14,7 @@ def main(argv: list[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m sglang_dcp_block.patches",
-        description="List the patch points and check them against the installed SGLang.",
+        description="Check the patch points against the installed SGLang, or write their table.",
         epilog="examples:\n  python -m sglang_dcp_block.patches\n  python -m sglang_dcp_block.patches --docs "
         "docs/patch-points.md",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -29,7 +29,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.learn:
         learn()
     if args.docs:
-        args.docs.write_text(as_markdown(), encoding="utf-8")
+        try:
+            args.docs.write_text(as_markdown(), encoding="utf-8")
+        except OSError as error:
+            parser.error(f"--docs: cannot write {args.docs} ({error.strerror})")
     try:
         register.check(all_points())
     except register.PatchError as error:

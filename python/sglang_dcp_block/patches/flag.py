@@ -70,7 +70,8 @@ class _BlockSizeAction(argparse.Action):
             request = config.parse(values, option_string or config.FLAG)
             register.verify(light_points())
         except (BlockSizeError, register.PatchError) as error:
-            raise argparse.ArgumentError(self, str(error)) from error
+            text = str(error).removeprefix(f"{option_string}: ")  # argparse names the flag itself
+            raise argparse.ArgumentError(self, text) from error
         setattr(namespace, self.dest, request)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-current: str | None = None  # "off:<last part of a target>", "door:<fault>", or None
+current: str | None = None  # "off:<last part of a target>", "door:<fault>", "leak", or None
 
 
 def install() -> None:
@@ -12,6 +12,7 @@ def install() -> None:
 
     points.KV_POINTS = tuple(switchable(p, is_off) for p in points.KV_POINTS)
     write_door.place_slots = faulty_door(write_door.place_slots)
+    leak_pages()
 
 
 def is_off(target: str) -> bool:
@@ -34,3 +35,18 @@ def faulty_door(place_slots):
         return placed
 
     return door
+
+
+def leak_pages() -> None:
+    """Under the mutant "leak", the allocator forgets the first page of everything that is freed."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def forget_one(original, allocator, indices, *args, **kwargs):
+        if current == "leak" and indices.numel() > 0:
+            pages = indices // allocator.page_size
+            indices = indices[pages != pages[0]]
+        return original(allocator, indices, *args, **kwargs)
+
+    for method in ("free", "free_segment"):
+        target = f"sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.{method}"
+        HookRegistry.register(target, forget_one, HookType.AROUND)

@@ -35,9 +35,9 @@ def register() -> None:
 def on_flush(original, scheduler, *args, **kwargs):
     folder = Path(os.environ[FOLDER])
     order = json.loads((folder / "order.json").read_text()) if (folder / "order.json").exists() else {}
-    before = snapshot(scheduler)
+    give_back_cached_pages(scheduler)
+    before = snapshot(scheduler)  # SGLang's flush would refill the allocator, whatever was lost
     result = original(scheduler, *args, **kwargs)
-    before["free_pages_after"] = sorted(scheduler.token_to_kv_pool_allocator.get_all_free_pages().tolist())
     before["flushed"] = bool(getattr(result, "success", result))
     if order:
         obey(order)
@@ -45,6 +45,13 @@ def on_flush(original, scheduler, *args, **kwargs):
     torch.save(before, target.with_suffix(".part"))
     target.with_suffix(".part").rename(target)
     return result
+
+
+def give_back_cached_pages(scheduler) -> None:
+    """Evict the whole prefix cache: what the allocator then lacks, nobody will ever free."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    scheduler.tree_cache.evict(EvictParams(num_tokens=scheduler.token_to_kv_pool_allocator.size))
 
 
 def obey(order: dict) -> None:
