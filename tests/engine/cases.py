@@ -130,3 +130,20 @@ def assert_placed(
                     torch.testing.assert_close(rows[row], keys[layer][position], atol=2e-5, rtol=0)
                 compared += 1
         assert compared >= at_least, f"rank {rank}: only {compared} rows could be compared"
+
+
+def retraction_and_readmission(start: Any, **family: Any) -> None:
+    """Four requests that outgrow the pool together: some are retracted, computed again, and answer the same.
+
+    A pool of 128 tokens holds each of them alone (9 to 12 tokens, then 64 more), and no two. Requests that ignore
+    the end of text would be admitted one by one: SGLang knows how long they get.
+    """
+    prompts = [token_list(100 + i, 9 + i) for i in range(4)]
+    kwargs = {"schedule_conservativeness": 0.1, "context_length": 128, **family}
+    with start(tp=1, **kwargs) as engine:
+        want = {str(i): c for i, c in enumerate(engine.generate(prompts, 64, ignore_eos=False))}
+    with start(tp=2, dcp=2, block=4, max_total_tokens=64, **kwargs) as engine:
+        got = {str(i): c for i, c in enumerate(engine.generate(prompts, 64, ignore_eos=False))}
+        assert any(c.retracted for c in got.values()), "no request was retracted: the case tests nothing"
+        assert_same(got, want)
+        assert_nothing_lost(engine.flush())

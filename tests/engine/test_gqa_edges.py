@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cases import answers_of, assert_nothing_lost, assert_placed, assert_same, token_list
+from cases import answers_of, assert_nothing_lost, assert_placed, assert_same, retraction_and_readmission
 
 PAGE = 8
 
@@ -24,13 +24,4 @@ def test_any_chunk_end(start, expected, chunk):
 
 
 def test_retraction_and_readmission(start):
-    """Four growing requests in a pool for two and a half: some are retracted, computed again, and answer the same."""
-    prompts = [token_list(100 + i, 21 + i) for i in range(4)]
-    kwargs = {"max_total_tokens": 64, "schedule_conservativeness": 0.1, "context_length": 128}
-    with start(tp=1, **{**kwargs, "max_total_tokens": 512}) as engine:
-        want = {str(i): c for i, c in enumerate(engine.generate(prompts, 24))}
-    with start(tp=2, dcp=2, block=4, **kwargs) as engine:
-        got = {str(i): c for i, c in enumerate(engine.generate(prompts, 24))}
-        assert "etract" in engine.log.read_text(errors="replace"), "no request was retracted: the case tests nothing"
-        assert_same(got, want)
-        assert_nothing_lost(engine.flush())
+    retraction_and_readmission(start, model="gqa", attention_backend="triton")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cases import answers_of, assert_nothing_lost, assert_placed, assert_same, token_list
+from cases import answers_of, assert_nothing_lost, assert_placed, assert_same, retraction_and_readmission
 
 FLASHINFER = {"model": "mla", "attention_backend": "flashinfer"}
 TRITON = {"model": "mla", "attention_backend": "triton"}
@@ -75,15 +75,7 @@ def test_dcp8_every_divisor(start, expected, family, page, chunk):
 
 @pytest.mark.slow
 def test_retraction_and_readmission(start):
-    prompts = [token_list(100 + i, 21 + i) for i in range(4)]
-    kwargs = {"schedule_conservativeness": 0.1, "context_length": 128, **FLASHINFER}
-    with start(tp=1, **kwargs) as engine:
-        want = {str(i): c for i, c in enumerate(engine.generate(prompts, 24))}
-    with start(tp=2, dcp=2, block=4, max_total_tokens=64, **kwargs) as engine:
-        got = {str(i): c for i, c in enumerate(engine.generate(prompts, 24))}
-        assert "etract" in engine.log.read_text(errors="replace"), "no request was retracted: the case tests nothing"
-        assert_same(got, want)
-        assert_nothing_lost(engine.flush())
+    retraction_and_readmission(start, **FLASHINFER)
 
 
 @pytest.mark.slow
