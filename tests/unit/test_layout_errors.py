@@ -142,3 +142,10 @@ def test_a_dtype_without_room_for_any_position_of_the_rank_is_refused(make: Any,
     with refused(OverflowError, f"local_index: expected a dtype that holds position {top + 1}, got {ids.dtype}"):
         DcpLayout(2, top + 1).position(1, ids)
     assert DcpLayout(2, top + 1).position(1, 0) == top + 1
+
+
+def test_a_chunk_beyond_int64_is_refused() -> None:
+    top = 2**63 - 1
+    assert DcpLayout(4, 4).runs(top - 3, 3, 3)[2].sum() == 3
+    with pytest.raises(OverflowError, match="within int64"):
+        DcpLayout(4, 4).runs(top - 3, 4, 3)

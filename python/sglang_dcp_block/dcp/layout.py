@@ -163,7 +163,8 @@ class DcpLayout:
         Args: ints, in tokens, not negative; ``rank`` in [0, P).
         Returns: (positions, local_indices, lengths), each ``[num_runs]`` int64: where each run begins, in both counts,
         and its tokens. Work and memory grow with the number of runs, never with tokens.
-        Raises: ``ValueError`` for a rank out of range and for negative ints; ``TypeError`` for anything but ints.
+        Raises: ``ValueError`` for a rank out of range and for negative ints; ``TypeError`` for anything but ints;
+        ``OverflowError`` for a chunk that ends beyond int64.
         Law: runs cover exactly this rank's tokens, in order; no two can be joined. Host only: not for CUDA graphs.
 
         >>> DcpLayout(4, 4).runs(start=2, length=17, rank=0)
@@ -174,6 +175,8 @@ class DcpLayout:
             if not _is_int(value):
                 raise TypeError(f"{name}: expected an int, got {_kind(value)}")
         start, length = _length("start", int(start)), _length("length", int(length))
+        if start + length > np.iinfo(np.int64).max:
+            raise OverflowError(f"chunk: expected an end within int64, got {start} + {length}")
         first, end = self._count(start, rank), self._count(start + length, rank)
         if first == end:
             return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
