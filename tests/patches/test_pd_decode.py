@@ -123,6 +123,12 @@ def test_a_stock_one_is_refused_with_the_reason_and_others_go_on(bootstrap):
     assert stock not in queue.kv_manager.prefill_info_table, "a later request must ask again"
 
 
+def test_with_block_size_1_a_stock_one_is_as_good(bootstrap, monkeypatch):
+    monkeypatch.setattr(active, "_layout", DcpLayout(2, 1))
+    stock = bootstrap(knows_blocks=False)
+    assert Queue().ask(stock) == ([stock], {})
+
+
 def test_a_capability_not_all_ranks_stand_for_is_withheld(bootstrap):
     address = bootstrap()
     _, reasons = Queue().ask(address)

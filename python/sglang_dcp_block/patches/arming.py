@@ -38,7 +38,6 @@ def arm_process(result: Any, server_args: Any, *, role: str, **_: Any) -> None:
 
             active.activate(DcpLayout(_resolved(server_args).dcp_size, block_size))
             register.arm(scheduler_points(mode))
-            logger.info("DCP blocks of %d tokens: %d patch points armed.", block_size, len(scheduler_points(mode)))
         elif role == "tokenizer":
             register.arm(LAUNCHER_POINTS)
         elif role == "dp_controller":

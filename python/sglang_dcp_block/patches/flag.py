@@ -195,7 +195,7 @@ def _finish(server_args: Any, previous: Step) -> None:
     """Everything else is resolved: fix the block size, refuse what does not fit, and check upstream's source."""
     from sglang.srt.arg_groups.overrides import resolving_view
 
-    from sglang_dcp_block.patches.points import all_points
+    from sglang_dcp_block.patches.points import server_points
 
     previous(server_args)
     request = request_of(server_args)
@@ -212,7 +212,7 @@ def _finish(server_args: Any, previous: Step) -> None:
         armed = False
     if armed:
         require_supported(facts)
-        register.check(all_points())
+        register.check(server_points(facts.disaggregation_mode))
         if request.value != block_size:
             logger.warning("%s %s resolves to blocks of %d tokens.", request.source, request.value, block_size)
     setattr(server_args, _RESOLVED, block_size if armed else 0)

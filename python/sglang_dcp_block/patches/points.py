@@ -18,7 +18,12 @@ def scheduler_points(disaggregation_mode: str) -> tuple[PatchPoint, ...]:
     return SCHEDULER_POINTS + KV_POINTS + RELIED_ON + transfer
 
 
+def server_points(disaggregation_mode: str) -> tuple[PatchPoint, ...]:
+    """What the processes of a server with blocks are armed with, all together."""
+    startup = LIGHT_POINTS + LAUNCHER_POINTS + CONTROLLER_POINTS
+    return startup + scheduler_points(disaggregation_mode)
+
+
 def all_points() -> tuple[PatchPoint, ...]:
     """Every patch point, in the order of the docs."""
-    startup = LIGHT_POINTS + LAUNCHER_POINTS + CONTROLLER_POINTS
-    return startup + scheduler_points("null") + BOOTSTRAP_POINTS + PREFILL_POINTS + DECODE_POINTS
+    return server_points("null") + BOOTSTRAP_POINTS + PREFILL_POINTS + DECODE_POINTS
