@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,24 +113,54 @@ def keys_for(tokens: list[int], keys_of: dict[tuple[int, ...], list[torch.Tensor
     raise AssertionError(f"no request without DCP had these {len(tokens)} tokens")
 
 
-def assert_placed(
-    states: list[dict[str, Any]], keys_of: dict[tuple[int, ...], list[torch.Tensor]], block: int, at_least: int = 20
-) -> None:
-    """Each rank's pool holds each of its tokens in the row that dealing one by one gives."""
-    for state in states:
+def assert_placed(states: list[dict[str, Any]], keys_of: dict[tuple[int, ...], list[torch.Tensor]], block: int) -> None:
+    """Each token's key lies on its owner, in the row that dealing one by one gives; every token is looked at once a group.
+
+    Args:
+        states: of all ranks, in rank order; DCP groups are runs of neighbouring ranks.
+        keys_of: as of :func:`keys_by_position`, of all KV heads.
+    """
+    compared = held = 0
+    for index, state in enumerate(states):
         rank, size, virtual_page = state["dcp_rank"], state["dcp_size"], state["virtual_page"]
-        compared = 0
         for request in state["released"]:
             keys = keys_for(request["tokens"], keys_of)
-            for position, slot in enumerate(request["slots"][: len(keys[0])]):
+            positions = min(len(request["slots"]) - 1, len(keys[0]))  # the last one may still be written
+            held += positions
+            for position, slot in enumerate(request["slots"][:positions]):
                 if reference.owner(position, size, block) != rank:
                     continue
                 page, offset = divmod(slot, virtual_page)
                 row = page * (virtual_page // size) + reference.local_index(offset, size, block)
-                for layer, rows in enumerate(request["k"]):
-                    torch.testing.assert_close(rows[row], keys[layer][position], atol=2e-5, rtol=0)
+                for rows, key in zip(request["k"], keys, strict=True):
+                    heads = rows.shape[1]
+                    first = index // size * heads % key.shape[1]  # KV heads are dealt over groups
+                    want = key[position, first : first + heads]
+                    torch.testing.assert_close(rows[row], want, atol=2e-5, rtol=0)
                 compared += 1
-        assert compared >= at_least, f"rank {rank}: only {compared} rows could be compared"
+    assert held > 0, "no request was recorded"
+    assert compared * states[0]["dcp_size"] == held, "a token was looked at by no rank, or by two"
+
+
+def serves_in_blocks(engine: EngineSession, want: Expected, blocks: Iterable[int]) -> None:
+    """At each block size: log-probabilities equal DCP1's, every row lies where dealing puts it, and no page is lost."""
+    for block in blocks:
+        engine.flush(block_size=block, record=True)
+        got = answers_of(engine)
+        states = engine.flush()
+        assert_same(got, want.answers)
+        assert_placed(states, want.keys, block)
+        assert_nothing_lost(states)
+
+
+def serves_on_eight_ranks(engine: EngineSession, want: Expected, block: int) -> None:
+    """A prompt of some blocks and one of five tokens together: up to seven ranks hold nothing of the short one."""
+    engine.flush(record=True)
+    got = answers_of(engine, (("middle", "short"),))
+    states = engine.flush()
+    assert_same(got, {name: want.answers[name] for name in got})
+    assert_placed(states, want.keys, block)
+    assert_nothing_lost(states)
 
 
 def retraction_and_readmission(start: Any, **family: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -12,8 +13,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 HERE = Path(__file__).parent
 LAB = HERE.parent / "lab"
@@ -140,17 +139,12 @@ class EngineSession:
 
     def close(self) -> None:
         """End the engine and everything it started."""
-        family = []
         if self.process.poll() is None:
-            family = psutil.Process(self.process.pid).children(recursive=True)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.communicate(timeout=20)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait()
-        for process in family:
-            if process.is_running():
-                process.kill()
+        with contextlib.suppress(ProcessLookupError):  # the group outlives its leader as long as anyone is in it
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
         self.answers.close()
 
     def __enter__(self) -> EngineSession:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from cases import answers_of, assert_nothing_lost, assert_placed, assert_same, retraction_and_readmission
+from cases import (
+    answers_of,
+    assert_nothing_lost,
+    assert_same,
+    retraction_and_readmission,
+    serves_in_blocks,
+    serves_on_eight_ranks,
+)
 
 FLASHINFER = {"model": "mla", "attention_backend": "flashinfer"}
 TRITON = {"model": "mla", "attention_backend": "triton"}
@@ -31,17 +38,9 @@ def test_chunked_prefix_with_unaligned_starts(start, expected):
 
 
 def test_tp8_dcp8(start, expected):
-    """Up to seven ranks hold nothing of a short prompt."""
     want = expected("mla")
     with start(tp=8, dcp=8, block=8, **FLASHINFER) as engine:
-        engine.flush(record=True)
-        got = answers_of(engine, (("middle", "short"),))
-        states = engine.flush()
-    assert_same(got, {name: want.answers[name] for name in got})
-    for state in states:
-        state["released"] = [r for r in state["released"] if len(r["tokens"]) > 20]
-    assert_placed([s for s in states if s["dcp_rank"] < 7], want.keys, 8, at_least=4)
-    assert_nothing_lost(states)
+        serves_on_eight_ranks(engine, want, 8)
 
 
 @pytest.mark.slow
@@ -51,13 +50,7 @@ def test_any_chunk_end(start, expected, family, page, chunk):
     shape = {"page_size": page, "chunked_prefill_size": chunk, **family}
     want = expected("mla")
     with start(tp=2, dcp=2, block=page, **shape) as engine:
-        for block in (page, page // 2, 2, 1):
-            engine.flush(block_size=block, record=True)
-            got = answers_of(engine)
-            states = engine.flush()
-            assert_same(got, want.answers)
-            assert_placed(states, want.keys, block)
-            assert_nothing_lost(states)
+        serves_in_blocks(engine, want, (page, page // 2, 2, 1))
 
 
 @pytest.mark.slow
@@ -67,10 +60,7 @@ def test_dcp8_every_divisor(start, expected, family, page, chunk):
     shape = {"page_size": page, "chunked_prefill_size": chunk, **family}
     want = expected("mla")
     with start(tp=8, dcp=8, block=page, **shape) as engine:
-        for block in (b for b in (64, 16, 8, 4, 1) if page % b == 0):
-            engine.flush(block_size=block)
-            assert_same(answers_of(engine), want.answers)
-            assert_nothing_lost(engine.flush())
+        serves_in_blocks(engine, want, (b for b in (64, 16, 8, 4, 1) if page % b == 0))
 
 
 @pytest.mark.slow
@@ -85,7 +75,4 @@ def test_two_attention_groups(start, expected):
     with start(tp=4, dcp=2, block=8, attn_dp_size=2, **FLASHINFER) as engine:
         info = engine.info("dcp_block")
         assert info["dcp_block"]["num_ranks"] == 4
-        for block in (8, 2):
-            engine.flush(block_size=block)
-            assert_same(answers_of(engine), want.answers)
-            assert_nothing_lost(engine.flush())
+        serves_in_blocks(engine, want, (8, 2))
