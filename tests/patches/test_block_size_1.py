@@ -80,7 +80,10 @@ def test_triton_writes(backend):
     for write in (lambda *args: triton_gqa.write_kv(original, *args), original):
         backend.token_to_kv_pool = SimpleNamespace(set_kv_buffer=lambda *args, **kwargs: writes.append((args, kwargs)))
         batch = SimpleNamespace(
-            out_cache_loc=write_door.write_ids(slots), out_cache_loc_is_physical=True, positions=positions, dcp_kv_mask=None
+            out_cache_loc=write_door.write_ids(slots),
+            out_cache_loc_is_physical=True,
+            positions=positions,
+            dcp_kv_mask=None,
         )
         write(backend, batch, "layer", None, torch.zeros(20, 1, 2), torch.zeros(20, 1, 2))
     (ours, our_mask), (theirs, their_mask) = writes

@@ -96,13 +96,16 @@ class Queue:
 
         reasons: dict[str, str] = {}
         original = inspect.unwrap(DecodePreallocQueue._ensure_prefill_info)
-        ready, remaining = pd_decode.ask_prefill_first(original, self, {a: [self.request(a, reasons)] for a in addresses})
+        ready, remaining = pd_decode.ask_prefill_first(
+            original, self, {a: [self.request(a, reasons)] for a in addresses}
+        )
         assert remaining == []
         return list(ready), reasons
 
     def request(self, address: str, reasons: dict[str, str]):
         manager = SimpleNamespace(
-            record_failure=lambda room, reason: reasons.update({address: reason}), update_status=lambda room, status: None
+            record_failure=lambda room, reason: reasons.update({address: reason}),
+            update_status=lambda room, status: None,
         )
         return SimpleNamespace(kv_receiver=SimpleNamespace(kv_mgr=manager, bootstrap_room=1, conclude_state=None))
 

@@ -280,12 +280,25 @@ class TestDigest:
     def test_block_size(self, stub: ModuleType) -> None:
         assert register.digest(GOOD, 8) != register.digest(GOOD, 16)
 
-    def test_source_of_a_hook(self, stub: ModuleType) -> None:
+    def test_another_hook(self, stub: ModuleType) -> None:
         def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return ("another", original(*args, **kwargs))
 
         changed = (*GOOD[:-1], dataclasses.replace(GOOD[-1], hook=around))
         assert register.digest(changed, 8) != register.digest(GOOD, 8)
+
+    def test_text_of_any_module_of_the_plugin(
+        self, stub: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        copy = Path(shutil.copytree(register._PACKAGE, tmp_path / "plugin"))
+        monkeypatch.setattr(register, "_PACKAGE", copy)
+        before = register.digest(GOOD, 8)
+        for module in ("dcp/layout.py", "kernels/kv_indices.py", "patches/reads.py"):
+            text = (copy / module).read_text()
+            (copy / module).write_text(text + "\n")
+            assert register.digest(GOOD, 8) != before, module
+            (copy / module).write_text(text)
+        assert register.digest(GOOD, 8) == before
 
     def test_kind_and_number_of_points(self, stub: ModuleType) -> None:
         changed = tuple(dataclasses.replace(p, kind=Kind.AFTER) if p.kind is Kind.AROUND else p for p in GOOD)

@@ -51,7 +51,9 @@ def plan_gather(
     """
     shape, ranks = (layout.dcp_size, len(lens)), range(layout.dcp_size)
     parts = list(zip(lens, starts, strict=True))
-    counts = np.array([[layout.local_len(n, rank, start) for n, start in parts] for rank in ranks], np.int64).reshape(shape)
+    counts = np.array([[layout.local_len(n, rank, start) for n, start in parts] for rank in ranks], np.int64).reshape(
+        shape
+    )
     sent = counts.sum(axis=1)
     padded = int(sent.max())
     # Index in the receive buffer = shift[owner, request] + local_index(position).

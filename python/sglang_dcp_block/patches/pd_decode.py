@@ -87,7 +87,7 @@ def _refusal(addr: str, manager: Any) -> str | None:
     """Why the prefill server at ``addr`` may not send to us, or None."""
     import requests
 
-    if layout().block_size == 1:  # token round-robin, which every prefill server sends
+    if layout().block_size == 1:  # token round-robin: stock sends it, and one with blocks judges our registration
         return None
     ours = Side(layout().dcp_size, layout().block_size, manager.kv_args.page_size)
     try:

@@ -9,7 +9,6 @@ what it could not do, so afterwards each target is looked up again and must real
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +21,8 @@ from sglang_dcp_block.patches import fingerprint
 from sglang_dcp_block.patches.fingerprint import TargetMissingError
 
 Hook = Callable[..., Any]
+
+_PACKAGE = Path(__file__).parents[1]
 
 
 class Kind(Enum):
@@ -101,12 +102,20 @@ def verify(points: Iterable[PatchPoint]) -> None:
 
 
 def digest(points: Iterable[PatchPoint], block_size: int) -> str:
-    """What a rank is armed with, as 16 hex digits: equal digests mean equal plugin, hooks, upstream and block size."""
+    """What a rank is armed with, as 16 hex digits: equal digests mean equal plugin, hooks, upstream and block size.
+
+    The plugin counts with the text of all its modules: hooks do most of their work in functions that they call.
+    """
     parts = [__version__, upstream_version(), str(block_size)]
+    parts += [f"{path.relative_to(_PACKAGE)} {_sha256(path.read_bytes())}" for path in sorted(_PACKAGE.rglob("*.py"))]
     for point in sorted(points, key=lambda p: p.target):
-        hook = fingerprint.of_source(inspect.getsource(point.hook)) if point.hook else ""
+        hook = f"{point.hook.__module__}.{point.hook.__qualname__}" if point.hook else ""
         parts.append(f"{point.target} {point.kind.value} {hook} {_known_here().get(point.target)}")
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return _sha256("\n".join(parts).encode())[:16]
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _mismatches(points: Iterable[PatchPoint], fingerprint_of: Callable[[str], str]) -> list[str]:
