@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from cases import BASE
+from served import as_flags
 from sglang_dcp_block.cpu.environment import cpu_environment
 
 FAULTS = Path(__file__).parents[1] / "patches" / "faults"
@@ -152,15 +153,6 @@ def starts(tmp_path: Path, checkpoints: Any) -> Iterator[Any]:
     yield start
     for each in started:
         each.kill()
-
-
-def as_flags(arguments: dict[str, Any]) -> list[str]:
-    """Engine keywords as flags of the command line."""
-    flags = []
-    for name, value in arguments.items():
-        if value is not False:
-            flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return flags
 
 
 def assert_refused(attempt: Attempt, *texts: str) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import HandshakeError, Side
+from sglang_dcp_block.patches import refusals
 from sglang_dcp_block.patches.active import layout
+from sglang_dcp_block.patches.refusals import Reason, Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +38,19 @@ def ask_prefill_first(
     remaining: list[Any] = []
     for addr, requests_there in addr_to_reqs.items():
         known = addr in queue.kv_manager.prefill_info_table
+        refusal = None
         try:
             ready_here, remaining_here = original(queue, {addr: requests_there})
-            if ready_here and not known:
-                reason = _refusal(addr, queue.kv_manager)
-                if reason is not None:
-                    queue.kv_manager.prefill_info_table.pop(addr, None)
-                    raise RuntimeError(reason)
         except RuntimeError as error:
-            _fail(requests_there, f"prefill server {addr} refused: {error}")
+            refusal = Refusal(Reason.UPSTREAM, str(error))
+        else:
+            if ready_here and not known:
+                refusal = _refusal(addr, queue.kv_manager)
+                if refusal is not None:  # a later request asks again
+                    queue.kv_manager.prefill_info_table.pop(addr, None)
+        if refusal is not None:
+            refusals.count(refusals.Side.DECODE, refusal.reason)
+            _fail(requests_there, f"prefill server {addr} refused: {refusal}")
             continue
         ready.update(ready_here)
         remaining.extend(remaining_here)
@@ -71,6 +77,7 @@ def require_echo(original: Any, manager: Any, msg: list[bytes]) -> tuple[int, in
         reason = ""
     if got == expected:
         return parsed
+    refusals.count(refusals.Side.DECODE, Reason.NO_ECHO)
     room, _, rank, _ = parsed
     return (
         room,
@@ -83,7 +90,7 @@ def require_echo(original: Any, manager: Any, msg: list[bytes]) -> tuple[int, in
     )
 
 
-def _refusal(addr: str, manager: Any) -> str | None:
+def _refusal(addr: str, manager: Any) -> Refusal | None:
     """Why the prefill server at ``addr`` may not send to us, or None."""
     import requests
 
@@ -93,16 +100,20 @@ def _refusal(addr: str, manager: Any) -> str | None:
     try:
         response = requests.get(f"http://{addr}{handshake.ROUTE}", timeout=TIMEOUT_SECONDS)
         if response.status_code == 404:
-            return (
+            return Refusal(
+                Reason.NO_BLOCKS,
                 f"expected one that places KV in blocks of {ours.block_size}, got one that does not know blocks. "
                 "Install sglang-dcp-block beside the prefill server's SGLang, or start this server without "
-                "--dcp-block-size."
+                "--dcp-block-size.",
             )
         if response.status_code != 200:
-            return f"its block capability is withheld ({response.status_code}: {response.text[:300]})"
-        return handshake.why_not(handshake.capability_from(response.json()).side, ours)
+            text = f"its block capability is withheld ({response.status_code}: {response.text[:300]})"
+            return Refusal(Reason.WITHHELD, text)
+        capability = handshake.capability_from(response.json())
     except (requests.RequestException, ValueError) as error:
-        return f"its block capability could not be read: {error}"
+        return Refusal(Reason.UNREADABLE, f"its block capability could not be read: {error}")
+    misfit = handshake.why_not(capability.side, ours)
+    return None if misfit is None else Refusal(Reason.LAYOUT, misfit)
 
 
 def _fail(decode_requests: list[Any], reason: str) -> None:

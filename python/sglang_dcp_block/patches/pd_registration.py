@@ -14,7 +14,8 @@ from typing import Any
 
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import Side
-from sglang_dcp_block.patches import active, peer
+from sglang_dcp_block.patches import active, peer, refusals
+from sglang_dcp_block.patches.refusals import Reason, Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ def read_registration(original: Any, cls: type, msg: list[bytes]) -> Any:
         info.dcp_block_size = handshake.block_size_in(msg[_FIRST_TRAILING_FRAME:])
         info.dcp_block_rejection = None
     except Exception as error:  # any byte may be wrong: frames, numbers, lengths
-        info = _unreadable(cls, msg, f"registration could not be read: {type(error).__name__}: {error}")
+        text = f"registration could not be read: {type(error).__name__}: {error}"
+        info = _unreadable(cls, msg, Refusal(Reason.UNREADABLE, text))
     peer.registering(info)
     return info
 
@@ -39,7 +41,7 @@ def topology(original: Any, manager: Any, dst_dcp_size: int, dst_dcp_rank: int) 
     try:
         return bool(original(manager, dst_dcp_size, dst_dcp_rank))
     except RuntimeError as error:
-        if not _mark(str(error)):
+        if not _mark(Refusal(Reason.TOPOLOGY, str(error))):
             raise
         return False
 
@@ -50,7 +52,7 @@ def row_sizes(original: Any, manager: Any, dst_page_item_lens: list[int | None],
         lens: list[int] = original(manager, dst_page_item_lens, dst_dcp_size)
         return lens
     except (RuntimeError, TypeError, ZeroDivisionError) as error:
-        if not _mark(str(error)):
+        if not _mark(Refusal(Reason.ROW_SIZES, str(error))):
             raise
         return []
 
@@ -61,23 +63,24 @@ def publish_verdict(original: Any, manager: Any, mooncake_session_id: str, decod
     Returns:
         The reason of a rejection, or None. A rejected session is published with it, so its requests fail with the reason.
     """
-    reason = decode_kv_args.dcp_block_rejection or handshake.why_not(
-        _own_side(manager), _peer_side(manager, decode_kv_args)
-    )
+    refusal: Refusal | None = decode_kv_args.dcp_block_rejection or _misfit(manager, decode_kv_args)
     try:
-        if reason is None:
+        if refusal is None:
             verdict: str | None = original(manager, mooncake_session_id, decode_kv_args)
+            if verdict is not None:
+                refusals.count(refusals.Side.PREFILL, Reason.UPSTREAM)
             return verdict
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        refusal = Refusal(Reason.UPSTREAM, f"{type(error).__name__}: {error}")
     finally:
         peer.registered()
+    refusals.count(refusals.Side.PREFILL, refusal.reason)
     with manager.session_lock:
         manager._unblacklist_session(mooncake_session_id)
         manager.state_strides_validated.discard(mooncake_session_id)
-        manager.state_layout_rejections[mooncake_session_id] = reason
+        manager.state_layout_rejections[mooncake_session_id] = refusal.text
         manager.decode_kv_args_table[mooncake_session_id] = decode_kv_args
-    return reason
+    return refusal.text
 
 
 def guarded_receive(
@@ -90,6 +93,7 @@ def guarded_receive(
         msg = receive()
         if msg is None or _readable(msg):
             return msg
+        refusals.count(refusals.Side.PREFILL, Reason.MESSAGE)
         logger.error(
             "Dropped a message of %d frames that starts with %r: expected a registration or a transfer request.",
             len(msg),
@@ -121,12 +125,12 @@ def echo_block_size(
     return frames + [handshake.tagged(size) for size in sizes if size > 1]
 
 
-def _mark(reason: str) -> bool:
-    """Note ``reason`` for the registration that this thread is reading; False if it reads none."""
+def _mark(refusal: Refusal) -> bool:
+    """Note ``refusal`` for the registration that this thread is reading; False if it reads none."""
     info = peer.current_registration()
     if info is None:
         return False
-    info.dcp_block_rejection = info.dcp_block_rejection or reason
+    info.dcp_block_rejection = info.dcp_block_rejection or refusal
     return True
 
 
@@ -151,7 +155,7 @@ def _readable(msg: list[bytes]) -> bool:
     return True
 
 
-def _unreadable(cls: Any, msg: list[bytes], reason: str) -> Any:
+def _unreadable(cls: Any, msg: list[bytes], refusal: Refusal) -> Any:
     info = cls(
         room="None",
         endpoint="",
@@ -169,8 +173,13 @@ def _unreadable(cls: Any, msg: list[bytes], reason: str) -> Any:
         dst_state_layer_ids=[],
     )
     info.dcp_block_size = 1
-    info.dcp_block_rejection = reason
+    info.dcp_block_rejection = refusal
     return info
+
+
+def _misfit(manager: Any, info: Any) -> Refusal | None:
+    text = handshake.why_not(_own_side(manager), _peer_side(manager, info))
+    return None if text is None else Refusal(Reason.LAYOUT, text)
 
 
 def _own_side(manager: Any) -> Side:

@@ -14,7 +14,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+
+from sglang_dcp_block.patches import prometheus
+from sglang_dcp_block.patches.prometheus import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -149,49 +151,11 @@ def counted(peer: str, path: str) -> Iterator[Transfer]:
     finally:
         transfer.seconds = time.perf_counter() - begin
         COUNTS.add(transfer)
-        try:
-            _to_prometheus(transfer)
-        except Exception as error:  # numbers may not cost a request
-            _complain(f"{type(error).__name__}: {error}")
+        prometheus.write(functools.partial(_to_prometheus, transfer))
 
 
-@functools.cache
-def _metrics() -> dict[str, Any]:
-    """Made at the first transfer: SGLang must have named its multiprocess folder before prometheus_client is imported."""
-    from prometheus_client import Counter, Histogram
-
-    def counter(name: str, text: str, label: str = "path") -> Counter:
-        return Counter(f"sglang:dcp_block_{name}", text, [label])
-
-    return {
-        "transfers": counter("transfers", "Chunks of KV sent to decode ranks of another DCP size."),
-        "segments": counter("segments", "Contiguous pieces of memory handed to the transfer engine."),
-        "num_bytes": counter("bytes", "Bytes handed to the transfer engine."),
-        "batches": counter("batches", "Calls of the transfer engine."),
-        "fallbacks": counter("fallbacks", "Transfers that did not go the way their blocks ask for.", "reason"),
-        "failures": counter("transfer_failures", "Transfers that failed.", "reason"),
-        "seconds": Histogram(
-            "sglang:dcp_block_transfer_seconds",
-            "Time of a transfer.",
-            ["path"],
-            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30),
-        ),
-        "segment_bytes": Histogram(
-            "sglang:dcp_block_segment_bytes",
-            "Mean size of a transfer's segments.",
-            ["path"],
-            buckets=tuple(4**power for power in range(4, 14)),
-        ),
-    }
-
-
-@functools.lru_cache(maxsize=16)  # once
-def _complain(reason: str) -> None:
-    logger.error("Transfers are not counted in Prometheus: %s", reason)
-
-
-def _to_prometheus(transfer: Transfer) -> None:
-    metrics, path = _metrics(), transfer.path
+def _to_prometheus(transfer: Transfer, metrics: Metrics) -> None:
+    path = transfer.path
     metrics["transfers"].labels(path).inc()
     for name in ("segments", "num_bytes", "batches"):
         metrics[name].labels(path).inc(getattr(transfer, name))

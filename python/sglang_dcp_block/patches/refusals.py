@@ -1,0 +1,52 @@
+"""Why a peer was refused: the whole text for people and logs, and one of a few words for counting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sglang_dcp_block.patches import prometheus
+
+
+class Side(StrEnum):
+    """The server that refuses."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Reason(StrEnum):
+    """All values of the ``reason`` label; the text of a refusal is never one, since it names addresses and sizes."""
+
+    # Both sides.
+    LAYOUT = "layout"  # page, block and dcp sizes of the two do not fit
+    UPSTREAM = "upstream"  # SGLang itself refuses the peer
+    UNREADABLE = "unreadable"  # capability (decode) or registration (prefill)
+    # A decode server, of a prefill server.
+    NO_BLOCKS = "no_blocks"  # it does not know blocks
+    WITHHELD = "withheld"  # not all of its ranks have reported, or they differ
+    NO_ECHO = "no_echo"  # it reported success without our block size
+    # A prefill server, of a decode rank.
+    TOPOLOGY = "topology"  # DCP sizes or ranks that SGLang does not send to
+    ROW_SIZES = "row_sizes"
+    MESSAGE = "message"  # neither registration nor transfer request; dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One refusal."""
+
+    reason: Reason
+    text: str  # expected, got, what to do
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def count(side: Side, reason: Reason) -> None:
+    """Count one refusal.
+
+    Rule: once for each time that a rank is asked to judge and refuses, which is per prefill server and round of waiting
+    requests (decode), per registration or message (prefill), and per success that is turned down (``NO_ECHO``).
+    """
+    prometheus.write(lambda metrics: metrics["refusals"].labels(side.value, reason.value).inc())
