@@ -1,4 +1,4 @@
-"""What operators see of prefill -> decode in ``/metrics`` of real servers: as many segments and bytes as the layout implies."""
+"""Prefill -> decode in ``/metrics`` of real servers: as many segments and bytes as the layout implies, and refusals."""
 
 from __future__ import annotations
 

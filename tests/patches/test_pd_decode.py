@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import time
 from types import SimpleNamespace
@@ -13,8 +14,10 @@ from hooking import hook
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import Capability
 from sglang_dcp_block.dcp.layout import DcpLayout
-from sglang_dcp_block.patches import active, pd_decode
-from sglang_dcp_block.patches.pd_points import BOOTSTRAP_POINTS
+from sglang_dcp_block.patches import active, pd_decode, refusals
+from sglang_dcp_block.patches.pd_points import BOOTSTRAP_POINTS, DECODE_POINTS
+
+HOLD = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
 
 CAPABILITY = Capability(handshake.PROTOCOL, 1, 1, 8, "digest")
 
@@ -22,6 +25,16 @@ CAPABILITY = Capability(handshake.PROTOCOL, 1, 1, 8, "digest")
 @pytest.fixture(autouse=True)
 def armed(monkeypatch):
     monkeypatch.setattr(active, "_layout", DcpLayout(2, 8))
+    for variable in (HOLD, f"{HOLD}_TIMEOUT", "MC_TRANSFER_TIMEOUT"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The reasons of refusals, as they are counted."""
+    seen: list[str] = []
+    monkeypatch.setattr(refusals, "count", lambda side, reason: seen.append(f"{side} {reason}"))
+    return seen
 
 
 @pytest.fixture
@@ -78,6 +91,7 @@ class Queue:
     def __init__(self, error: str | None = None):
         self._ensure_last_attempt_time, self._ensure_retry_count = {}, {}
         self._ensure_retry_interval, self._max_ensure_retries = 0.0, 3
+        self.transfer_queue = SimpleNamespace(deferred_kv_release_timeout=40.0)
         table: dict[str, object] = {}
 
         def find(address: str) -> bool:
@@ -110,13 +124,14 @@ class Queue:
         return SimpleNamespace(kv_receiver=SimpleNamespace(kv_mgr=manager, bootstrap_room=1, conclude_state=None))
 
 
-def test_a_prefill_server_with_blocks_is_ready(bootstrap):
+def test_a_prefill_server_with_blocks_is_ready(bootstrap, counted):
     address = bootstrap()
     assert report(address).status_code == 200
     assert Queue().ask(address) == ([address], {})
+    assert counted == []
 
 
-def test_a_stock_one_is_refused_with_the_reason_and_others_go_on(bootstrap):
+def test_a_stock_one_is_refused_with_the_reason_and_others_go_on(bootstrap, counted):
     stock, good = bootstrap(knows_blocks=False), bootstrap()
     report(good)
     queue = Queue()
@@ -124,6 +139,9 @@ def test_a_stock_one_is_refused_with_the_reason_and_others_go_on(bootstrap):
     assert ready == [good]
     assert "does not know blocks" in reasons[stock]
     assert stock not in queue.kv_manager.prefill_info_table, "a later request must ask again"
+    assert counted == ["decode no_blocks"]
+    queue.ask(stock)
+    assert counted == ["decode no_blocks"] * 2, "once each time it is asked"
 
 
 def test_with_block_size_1_a_stock_one_is_as_good(bootstrap, monkeypatch):
@@ -132,7 +150,7 @@ def test_with_block_size_1_a_stock_one_is_as_good(bootstrap, monkeypatch):
     assert Queue().ask(stock) == ([stock], {})
 
 
-def test_a_capability_not_all_ranks_stand_for_is_withheld(bootstrap):
+def test_a_capability_not_all_ranks_stand_for_is_withheld(bootstrap, counted):
     address = bootstrap()
     _, reasons = Queue().ask(address)
     assert "0 of 1 ranks have reported" in reasons[address]
@@ -140,6 +158,7 @@ def test_a_capability_not_all_ranks_stand_for_is_withheld(bootstrap):
     report(address, Capability(handshake.PROTOCOL, 1, 1, 8, "another"), rank="1")
     _, reasons = Queue().ask(address)
     assert "prefill ranks disagree" in reasons[address]
+    assert counted == ["decode withheld"] * 2
 
 
 @pytest.mark.parametrize(
@@ -149,10 +168,96 @@ def test_a_capability_not_all_ranks_stand_for_is_withheld(bootstrap):
         (Capability(handshake.PROTOCOL, 1, 1, 16, "d"), "equal page sizes"),
     ],
 )
-def test_another_layout_is_refused(bootstrap, capability, reason):
+def test_another_layout_is_refused(bootstrap, counted, capability, reason):
     address = bootstrap()
     report(address, capability)
     assert reason in Queue().ask(address)[1][address]
+    assert counted == ["decode layout"]
+
+
+def test_an_unreadable_answer_is_refused(bootstrap, counted, monkeypatch):
+    address = bootstrap()
+    report(address)
+    monkeypatch.setattr(handshake, "PROTOCOL", 2)
+    assert "could not be read: expected protocol 2, got 1" in Queue().ask(address)[1][address]
+    assert counted == ["decode unreadable"]
+
+
+class TestPagesThatMayStillBeWritten:
+    """The prefill server's Mooncake is the one that writes, so its time counts."""
+
+    def ask(self, bootstrap, timeout):
+        """(queue, address, answer) with a prefill server that tells ``timeout``."""
+        report(address := bootstrap(), dataclasses.replace(CAPABILITY, transfer_timeout_seconds=timeout))
+        queue = Queue()
+        return queue, address, queue.ask(address)
+
+    @pytest.mark.parametrize(("timeout", "hold"), [(30, 40.0), (31, 41.0), (300, 310.0), (5, 40.0), (None, 40.0)])
+    def test_a_hold_that_nobody_chose_is_raised(self, bootstrap, caplog, timeout, hold):
+        queue, address, answer = self.ask(bootstrap, timeout)
+        assert answer == ([address], {})
+        assert queue.transfer_queue.deferred_kv_release_timeout == hold
+        said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert said == (
+            [f"Pages of a failed transfer are kept for {hold:g} s from now on: Mooncake of prefill server {address} may "
+             f"write for {timeout} s."] if hold > 40 else []
+        )  # fmt: skip
+
+    def test_the_longest_one_counts(self, bootstrap):
+        queue, _, _ = self.ask(bootstrap, 300)
+        report(address := bootstrap(), dataclasses.replace(CAPABILITY, transfer_timeout_seconds=60))
+        queue.ask(address)
+        assert queue.transfer_queue.deferred_kv_release_timeout == 310.0
+
+    @pytest.mark.parametrize(("timeout", "refused"), [(30, False), (31, True), (None, False)])
+    def test_one_that_was_chosen_is_not_changed(self, bootstrap, monkeypatch, counted, timeout, refused):
+        monkeypatch.setenv(f"{HOLD}_TIMEOUT", "40")
+        queue, address, (ready, reasons) = self.ask(bootstrap, timeout)
+        assert queue.transfer_queue.deferred_kv_release_timeout == 40.0
+        assert (ready, counted) == (([], ["decode early_release"]) if refused else ([address], []))
+        if refused:
+            assert "expected pages of a failed transfer to be kept for 41 s or more, got " in reasons[address]
+            assert f"{HOLD}_TIMEOUT=40" in reasons[address]
+            assert address not in queue.kv_manager.prefill_info_table
+
+    def test_without_a_hold_no_time_is_enough(self, bootstrap, monkeypatch, counted):
+        monkeypatch.setenv(HOLD, "0")
+        _, address, (ready, reasons) = self.ask(bootstrap, 30)
+        assert (ready, counted) == ([], ["decode early_release"])
+        assert f"got {HOLD} off" in reasons[address]
+
+    def test_with_block_size_1_sglangs_own_time_stays(self, bootstrap, monkeypatch):
+        monkeypatch.setattr(active, "_layout", DcpLayout(2, 1))
+        queue, _, _ = self.ask(bootstrap, 300)
+        assert queue.transfer_queue.deferred_kv_release_timeout == 40.0
+
+    @pytest.mark.parametrize(
+        ("block_size", "environ", "hold"),
+        [
+            (8, {}, 40.0),
+            (8, {"MC_TRANSFER_TIMEOUT": "100"}, 110.0),
+            (8, {f"{HOLD}_TIMEOUT": "120"}, 120.0),
+            (1, {}, 30.0),
+        ],
+    )
+    def test_sglangs_queue_is_made_with_it(self, monkeypatch, block_size, environ, hold):
+        from sglang.srt.disaggregation import decode
+
+        monkeypatch.setattr(active, "_layout", DcpLayout(2, block_size))
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        hook(monkeypatch, [p for p in DECODE_POINTS if "DecodeTransferQueue" in p.target])
+        group = SimpleNamespace(cpu_group=None)
+        monkeypatch.setattr(decode, "get_parallel", lambda: SimpleNamespace(attn_tp_group=group, tp_rank=0))
+        disagg = SimpleNamespace(disaggregation_decode_host_receive_threshold=1)
+        monkeypatch.setattr(decode, "get_disagg", lambda: disagg)
+        queue = decode.DecodeTransferQueue(None, None, SimpleNamespace(spec_algorithm=None), None)
+        assert queue.deferred_kv_release_timeout == hold
+        queue._defer_release(
+            SimpleNamespace(kv_receiver=SimpleNamespace(abort_notified=False), metadata_buffer_index=0)
+        )
+        ((_, began, deadline, _, _),) = queue._deferred_releases
+        assert deadline - began == pytest.approx(hold), "and keeps pages for so long"
 
 
 def test_an_answer_is_asked_for_once(bootstrap):
@@ -163,10 +268,11 @@ def test_an_answer_is_asked_for_once(bootstrap):
     assert queue.ask(address) == ([address], {}), "known servers cost no round trip; the echo guards against a change"
 
 
-def test_upstreams_own_refusal_costs_the_requests_not_the_scheduler():
+def test_upstreams_own_refusal_costs_the_requests_not_the_scheduler(counted):
     ready, reasons = Queue(error="Page size mismatch: 16 and 8").ask("1.2.3.4:5")
     assert ready == []
     assert "Page size mismatch" in reasons["1.2.3.4:5"]
+    assert counted == ["decode upstream"]
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"rank": 1}', b'{"rank": 1, "capability": 5}', b"\xff"])
@@ -191,7 +297,7 @@ def status_message(status: str, *frames: bytes) -> list[bytes]:
         ((b"", handshake.TAG + b"x"), False),
     ],
 )
-def test_success_counts_only_with_our_block_size(frames, ok):
+def test_success_counts_only_with_our_block_size(counted, frames, ok):
     from sglang.srt.disaggregation.base import KVPoll
     from sglang.srt.disaggregation.common.conn import CommonKVManager
 
@@ -201,6 +307,7 @@ def test_success_counts_only_with_our_block_size(frames, ok):
     assert (room, rank) == (7, 0)
     assert status == int(KVPoll.Success if ok else KVPoll.Failed)
     assert (reason is None) if ok else ("expected 8" in (reason or ""))
+    assert counted == ([] if ok else ["decode no_echo"])
 
 
 def test_a_failure_keeps_its_own_reason():

@@ -15,7 +15,7 @@ import zmq
 from hooking import hook
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.layout import DcpLayout
-from sglang_dcp_block.patches import active
+from sglang_dcp_block.patches import active, refusals
 from sglang_dcp_block.patches.pd_points import REGISTRATION_POINTS
 
 PAGE, ROW_BYTES, LAYERS = 8, 64, 2
@@ -25,6 +25,14 @@ PAGE, ROW_BYTES, LAYERS = 8, 64, 2
 def hooked(monkeypatch):
     """The registration points on SGLang's classes, for one test."""
     hook(monkeypatch, REGISTRATION_POINTS)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The reasons of refusals, as they are counted."""
+    seen: list[str] = []
+    monkeypatch.setattr(refusals, "count", lambda side, reason: seen.append(f"{side} {reason}"))
+    return seen
 
 
 class Prefill:
@@ -139,29 +147,48 @@ def test_equal_dcp_sizes_need_equal_block_sizes(prefill):
 
 
 @pytest.mark.parametrize(
-    ("frames", "reason"),
+    ("frames", "reason", "label"),
     [
-        (registration("bad:1", dcp_size=8, block=6), "divides its page size"),
-        (registration("bad:1", row_bytes=32, block=8), "geometry"),
-        ([*registration("bad:1"), handshake.TAG + b"x"], "expected a positive number"),
-        (registration("bad:1", block=8)[:9], "could not be read"),
-        ([*registration("bad:1")[:4], b"odd", *registration("bad:1")[5:]], "could not be read"),
+        (registration("bad:1", dcp_size=8, block=6), "divides its page size", "layout"),
+        (registration("bad:1", row_bytes=32, block=8), "geometry", "row_sizes"),
+        ([*registration("bad:1"), handshake.TAG + b"x"], "expected a positive number", "unreadable"),
+        (registration("bad:1", block=8)[:9], "could not be read", "unreadable"),
+        ([*registration("bad:1")[:4], b"odd", *registration("bad:1")[5:]], "could not be read", "unreadable"),
     ],
 )
-def test_a_bad_registration_costs_its_session_only(prefill, frames, reason):
+def test_a_bad_registration_costs_its_session_only(prefill, counted, frames, reason, label):
     server = prefill()
     server.tell(*frames)
     assert reason in server.verdict("bad:1")
     server.tell(*registration("good:1", block=8))
     assert server.verdict("good:1") is None
+    assert counted == [f"prefill {label}"]
 
 
-def test_unsupported_topology_costs_its_session_only(prefill):
+@pytest.mark.parametrize("raises", [False, True])
+def test_what_sglang_refuses_itself_is_counted_as_that(prefill, counted, monkeypatch, raises):
+    server = prefill()
+    monkeypatch.setattr(server.manager, "_validate_peer_state_layout", lambda info: 1 / 0 if raises else (True, "why"))
+    server.tell(*registration(block=8))
+    assert server.verdict("s:1") == ("ZeroDivisionError: division by zero" if raises else "why")
+    assert counted == ["prefill upstream"]
+
+
+def test_a_message_that_is_dropped_is_counted(prefill, counted):
+    server = prefill()
+    server.tell(b"7", b"127.0.0.1")
+    server.tell(*registration("good:1", block=8))
+    assert server.verdict("good:1") is None
+    assert counted == ["prefill message"]
+
+
+def test_unsupported_topology_costs_its_session_only(prefill, counted):
     server = prefill(dcp_size=4)
     server.tell(*registration("bad:1", dcp_size=2))
     assert "Unsupported PD DCP topology" in server.verdict("bad:1")
     server.tell(*registration("good:1", dcp_size=4))
     assert server.verdict("good:1") is None
+    assert counted == ["prefill topology"]
 
 
 def test_a_session_that_registers_again_is_judged_again(prefill):

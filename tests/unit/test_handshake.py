@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import pytest
 from hypothesis import given
@@ -70,15 +71,26 @@ def test_who_may_exchange(prefill, decode, reason):
     assert (got is None) if reason is None else (reason in (got or "")), got
 
 
-def test_a_capability_survives_the_wire():
-    assert handshake.capability_from(CAPABILITY.as_json()) == CAPABILITY
+@pytest.mark.parametrize("timeout", [None, 1, 30, 2**31 - 1])
+def test_a_capability_survives_the_wire(timeout):
+    capability = dataclasses.replace(CAPABILITY, transfer_timeout_seconds=timeout)
+    assert handshake.capability_from(capability.as_json()) == capability
+
+
+def test_a_peer_that_tells_no_timeout_is_understood():
+    """An older plugin."""
+    told = CAPABILITY.as_json()
+    del told["transfer_timeout_seconds"]
+    assert handshake.capability_from(told).transfer_timeout_seconds is None
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"protocol": 2}, {"dcp_size": 0}, {"dcp_size": True}, {"block_size": "64"}, {"page_size": None},
-        {"digest": 5}, {"block_size": 1.0},
+        {"digest": 5}, {"block_size": 1.0}, {"transfer_timeout_seconds": 0}, {"transfer_timeout_seconds": -1},
+        {"transfer_timeout_seconds": True}, {"transfer_timeout_seconds": "30"}, {"transfer_timeout_seconds": 30.0},
+        {"transfer_timeout_seconds": [30]}, {"transfer_timeout_seconds": 2**31}, {"transfer_timeout_seconds": 10**400},
     ],
 )  # fmt: skip
 def test_other_capabilities_are_refused(change):
@@ -102,6 +114,13 @@ json_like = st.recursive(
 def test_any_answer_gives_a_capability_or_an_error(data):
     with contextlib.suppress(HandshakeError):
         assert handshake.capability_from(data).protocol == handshake.PROTOCOL
+
+
+@given(json_like | st.integers())
+def test_any_timeout_gives_a_capability_or_an_error(timeout):
+    with contextlib.suppress(HandshakeError):
+        got = handshake.capability_from({**CAPABILITY.as_json(), "transfer_timeout_seconds": timeout})
+        assert got.transfer_timeout_seconds is None or 0 < got.transfer_timeout_seconds < 2**31
 
 
 def test_a_server_speaks_when_all_its_ranks_have():

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sglang_dcp_block.dcp.quarantine import MAX_SECONDS
+
 PROTOCOL = 1
 ROUTE = "/dcp_layout"
 TAG = b"dcp_block_size="
@@ -100,6 +102,7 @@ class Capability:
     block_size: int  # tokens; of the prefill server's own cache
     page_size: int  # tokens
     digest: str  # of the armed patch points
+    transfer_timeout_seconds: int | None = None  # until Mooncake gives up on a write there; None: it does not say
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for the wire."""
@@ -127,7 +130,12 @@ def capability_from(data: object) -> Capability:
     )
     if protocol != PROTOCOL:
         raise HandshakeError(f"expected protocol {PROTOCOL}, got {protocol}")
-    return Capability(protocol, dcp_size, block_size, page_size, digest)
+    timeout = None
+    if data.get("transfer_timeout_seconds") is not None:
+        timeout = _positive(data, "transfer_timeout_seconds")
+        if timeout > MAX_SECONDS:
+            raise HandshakeError(f"transfer_timeout_seconds: expected at most {MAX_SECONDS}, got more")
+    return Capability(protocol, dcp_size, block_size, page_size, digest, timeout)
 
 
 def _positive(data: Mapping[str, object], name: str) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 from sglang_dcp_block import config
 from sglang_dcp_block.config import BlockSizeError, Request
-from sglang_dcp_block.patches import register
+from sglang_dcp_block.patches import pd_release, register
 from sglang_dcp_block.patches.facts import attention_is_mla, facts_of
 from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, require_supported
 
@@ -212,6 +212,8 @@ def _finish(server_args: Any, previous: Step) -> None:
         armed = False
     if armed:
         require_supported(facts)
+        if facts.disaggregation_mode == "decode" and block_size > 1:
+            pd_release.require_hold_at_start()
         register.check(server_points(facts.disaggregation_mode))
         if request.value != block_size:
             logger.warning("%s %s resolves to blocks of %d tokens.", request.source, request.value, block_size)

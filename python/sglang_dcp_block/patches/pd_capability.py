@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import Capability, HandshakeError
-from sglang_dcp_block.patches import active, register
+from sglang_dcp_block.patches import active, pd_release, register
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ def report_rank(result: None, manager: Any, url: str, payload: dict[str, Any]) -
         block_size=layout.block_size,
         page_size=payload["page_size"],
         digest=register.digest(PREFILL_POINTS, layout.block_size),
+        transfer_timeout_seconds=pd_release.own_timeout(),
     )
     ranks = ("system_dp_rank", "attn_dp_rank", "attn_cp_rank", "attn_tp_rank", "pp_rank")
     target = urlsplit(url)._replace(path=handshake.ROUTE, query="").geturl()

@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import HandshakeError, Side
-from sglang_dcp_block.patches import refusals
+from sglang_dcp_block.patches import pd_release, refusals
 from sglang_dcp_block.patches.active import layout
 from sglang_dcp_block.patches.refusals import Reason, Refusal
 
@@ -45,7 +45,7 @@ def ask_prefill_first(
             refusal = Refusal(Reason.UPSTREAM, str(error))
         else:
             if ready_here and not known:
-                refusal = _refusal(addr, queue.kv_manager)
+                refusal = _refusal(addr, queue)
                 if refusal is not None:  # a later request asks again
                     queue.kv_manager.prefill_info_table.pop(addr, None)
         if refusal is not None:
@@ -90,13 +90,13 @@ def require_echo(original: Any, manager: Any, msg: list[bytes]) -> tuple[int, in
     )
 
 
-def _refusal(addr: str, manager: Any) -> Refusal | None:
+def _refusal(addr: str, queue: Any) -> Refusal | None:
     """Why the prefill server at ``addr`` may not send to us, or None."""
     import requests
 
     if layout().block_size == 1:  # token round-robin: stock sends it, and one with blocks judges our registration
         return None
-    ours = Side(layout().dcp_size, layout().block_size, manager.kv_args.page_size)
+    ours = Side(layout().dcp_size, layout().block_size, queue.kv_manager.kv_args.page_size)
     try:
         response = requests.get(f"http://{addr}{handshake.ROUTE}", timeout=TIMEOUT_SECONDS)
         if response.status_code == 404:
@@ -112,8 +112,11 @@ def _refusal(addr: str, manager: Any) -> Refusal | None:
         capability = handshake.capability_from(response.json())
     except (requests.RequestException, ValueError) as error:
         return Refusal(Reason.UNREADABLE, f"its block capability could not be read: {error}")
-    misfit = handshake.why_not(capability.side, ours)
-    return None if misfit is None else Refusal(Reason.LAYOUT, misfit)
+    if misfit := handshake.why_not(capability.side, ours):
+        return Refusal(Reason.LAYOUT, misfit)
+    if early := pd_release.refusal_of(queue.transfer_queue, addr, capability.transfer_timeout_seconds):
+        return Refusal(Reason.EARLY_RELEASE, early)
+    return None
 
 
 def _fail(decode_requests: list[Any], reason: str) -> None:

@@ -9,10 +9,12 @@ from sglang_dcp_block.patches import (
     pd_capability,
     pd_decode,
     pd_registration,
+    pd_release,
 )
 from sglang_dcp_block.patches.register import Kind, PatchPoint
 
 _COMMON = "sglang.srt.disaggregation.common.conn"
+_DECODE = "sglang.srt.disaggregation.decode"
 _MOONCAKE = "sglang.srt.disaggregation.mooncake.conn"
 _HANDSHAKE_UPSTREAM = "a field in PrefillServerInfo and a positional frame for the block size"
 _PLAN_UPSTREAM = "interleave_size in upstream's transfer plan, planned by runs"
@@ -98,6 +100,8 @@ SENDER_POINTS: tuple[PatchPoint, ...] = (
         for target, why in (
             (f"{_MOONCAKE}.MooncakeKVManager.transfer_worker",
              "Fails a request, and a session from its first counted failure on, by the status; dies of exceptions."),
+            (f"{_MOONCAKE}.MooncakeKVManager._poison_unsettled_send",
+             "Never acknowledges pages that a failed call may still write."),
             (f"{_COMMON}.CommonKVManager.conclude_transfer", "Tells the decode server the first recorded reason."),
             (f"{_COMMON}.CommonKVManager.get_mla_kv_ptrs_with_pp", "Pairs the buffers of both sides."),
             ("sglang.srt.disaggregation.utils.resolve_dcp_dst_entry_indices", "Pairs the buffers by layer id."),
@@ -111,7 +115,7 @@ PREFILL_POINTS: tuple[PatchPoint, ...] = REGISTRATION_POINTS + SENDER_POINTS
 # In every scheduler of a decode server with blocks.
 DECODE_POINTS: tuple[PatchPoint, ...] = (
     PatchPoint(
-        "sglang.srt.disaggregation.decode.DecodePreallocQueue._ensure_prefill_info", Kind.AROUND,
+        f"{_DECODE}.DecodePreallocQueue._ensure_prefill_info", Kind.AROUND,
         "Ask a prefill server about blocks before the first request; a stock one would send token round-robin rows.",
         _HANDSHAKE_UPSTREAM, pd_decode.ask_prefill_first,
     ),
@@ -124,5 +128,17 @@ DECODE_POINTS: tuple[PatchPoint, ...] = (
         f"{_COMMON}.CommonKVManager.parse_kv_status_message", Kind.AROUND,
         "Success without our block size is a failure: the prefill server may have come back without blocks.",
         _HANDSHAKE_UPSTREAM, pd_decode.require_echo,
+    ),
+    PatchPoint(
+        f"{_DECODE}.DecodeTransferQueue.__init__", Kind.AFTER,
+        "Pages of a failed transfer are kept for as long as Mooncake may write them; SGLang's time knows nothing of it.",
+        "a release timeout in upstream that follows the transfer engine's", pd_release.hold_long_enough,
+    ),
+    *(
+        PatchPoint(target, Kind.RELIES, why, "nothing: watched for changes")
+        for target, why in (
+            (f"{_DECODE}.DecodeTransferQueue._defer_release", "Reads the queue's seconds for each transfer that failed."),
+            (f"{_DECODE}.DecodeTransferQueue.resolve_deferred_releases", "Releases when acknowledged, or then."),
+        )
     ),
 )  # fmt: skip

@@ -17,7 +17,7 @@ Metrics = dict[str, Any]
 
 
 def write(change: Callable[[Metrics], None]) -> None:
-    """Apply ``change`` to the metrics; nothing without ``--enable-metrics``.  Numbers may not cost a request: never raises."""
+    """Apply ``change`` to the metrics, if there are any.  Numbers may not cost a request: never raises."""
     try:
         if _exported():
             change(_metrics())

@@ -25,6 +25,7 @@ class Reason(StrEnum):
     # A decode server, of a prefill server.
     NO_BLOCKS = "no_blocks"  # it does not know blocks
     WITHHELD = "withheld"  # not all of its ranks have reported, or they differ
+    EARLY_RELEASE = "early_release"  # its writes may outlast our hold on pages
     NO_ECHO = "no_echo"  # it reported success without our block size
     # A prefill server, of a decode rank.
     TOPOLOGY = "topology"  # DCP sizes or ranks that SGLang does not send to
