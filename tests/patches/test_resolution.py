@@ -50,6 +50,25 @@ def with_keywords(model: str, **keywords: Any) -> dict[str, Any]:
     return {"keywords": {**common, **keywords}}
 
 
+HOLD = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
+HOLDS: dict[str, dict[str, Any]] = {
+    "unset": {},
+    "long enough": {"environ": {f"{HOLD}_TIMEOUT": "40"}},
+    "too short": {"environ": {f"{HOLD}_TIMEOUT": "39"}},
+    "too short for Mooncake": {"environ": {f"{HOLD}_TIMEOUT": "100", "MC_TRANSFER_TIMEOUT": "91"}},
+    "unset, slow Mooncake": {"environ": {"MC_TRANSFER_TIMEOUT": "91"}},
+    "off": {"environ": {HOLD: "false"}},
+    "off, prefill": {"environ": {HOLD: "false"}, "mode": "prefill"},
+    "off, block 1": {"environ": {HOLD: "false"}, "block": "1"},
+}
+
+
+def held(model: str, mode: str = "decode", block: str = "8", **case: Any) -> dict[str, Any]:
+    """A server of prefill -> decode."""
+    transfer = ("--disaggregation-mode", mode, "--disaggregation-transfer-backend", "mooncake_tcp")
+    return with_argv(model, "--dcp-block-size", block, "--attention-backend", "flashinfer", *transfer, **case)
+
+
 def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
     flag = "--dcp-block-size"
     return {
@@ -108,6 +127,7 @@ def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
         "unknown version, block 1": with_argv(model, flag, "1", upstream={"version": "0.5.99"}),
         "unknown version, nothing asked for": with_argv(model, upstream={"version": "0.5.99"}),
         **{f"altered {t}": with_argv(model, flag, "16", upstream={"altered": t}) for t in ONE_OF_EACH},
+        **{f"hold, {name}": held(mla, **case) for name, case in HOLDS.items()},
         "elsewhere": {**with_argv(model, flag, "auto"), "elsewhere": True},
         "elsewhere, one": {**with_argv(model, flag, "1"), "elsewhere": True},
     }
@@ -400,6 +420,43 @@ class TestRefused:
         text = refusal(answers["cases"]["several"])
         assert "got block size 6 with page size 16" in text
         assert "got attention backend torch_native" in text
+
+
+class TestPagesThatMayStillBeWritten:
+    """A decode server with blocks keeps them long enough for Mooncake, or does not start."""
+
+    @pytest.mark.parametrize(
+        ("case", "said"),
+        [
+            ("unset", f"{HOLD}_TIMEOUT is unset: pages of a failed transfer are kept for 40 s instead of 30 s: Mooncake may "
+                      "write for 30 s."),
+            ("unset, slow Mooncake", f"{HOLD}_TIMEOUT is unset: pages of a failed transfer are kept for 101 s instead of "
+                                     "30 s: Mooncake may write for 91 s."),
+            ("long enough", None),
+            ("off, prefill", None),
+            ("off, block 1", None),
+        ],
+    )  # fmt: skip
+    def test_it_starts(self, answers: dict[str, Any], case: str, said: str | None) -> None:
+        outcome = answers["cases"][f"hold, {case}"]
+        assert "error" not in outcome, outcome
+        assert [line for line in outcome["warnings"] if "page" in line and "--page-size" not in line] == (
+            [said] if said else []
+        )
+
+    @pytest.mark.parametrize(
+        ("case", "expected", "got", "advice"),
+        [
+            ("too short", "40 s or more", f"{HOLD}_TIMEOUT=39", "or set it to 40 or more."),
+            ("too short for Mooncake", "101 s or more", f"{HOLD}_TIMEOUT=100", "or set it to 101 or more."),
+            ("off", "40 s or more", f"{HOLD} off", f"Unset {HOLD}."),
+        ],
+    )
+    def test_it_is_refused(self, answers: dict[str, Any], case: str, expected: str, got: str, advice: str) -> None:
+        text = refusal(answers["cases"][f"hold, {case}"])
+        assert text.startswith("BlockSizeError: deferred release: expected pages of a failed transfer to be kept for ")
+        assert f"{expected}, got {got}" in text
+        assert text.endswith(advice)
 
 
 class TestExcluded:
