@@ -21,7 +21,7 @@ _ATTRIBUTE = "_dcp_block_segment_limit"
 
 
 def send_in_batches(original: Any, self: Any, mooncake_session_id: str, transfer_blocks: Any) -> int:
-    """AROUND ``MooncakeKVManager._transfer_data``: no call beyond the limit; the first error ends the transfer.
+    """AROUND ``MooncakeKVManager._transfer_data``: no call beyond the limit; an error or a cancelled request ends it.
 
     Args:
         transfer_blocks: list of (source address, destination address, bytes).
@@ -34,7 +34,9 @@ def send_in_batches(original: Any, self: Any, mooncake_session_id: str, transfer
     for first in range(0, len(transfer_blocks), step):
         batch = transfer_blocks if step >= len(transfer_blocks) else transfer_blocks[first : first + step]
         if transfer is not None:
-            if transfer.failure:  # in another thread
+            if transfer.is_cancelled():
+                transfer.failure = transfer.failure or "cancelled"
+            if transfer.failure:  # here, or in another thread
                 return FAILED
             transfer.add_batch(len(batch), sum(block[2] for block in batch))
         status: int = original(self, mooncake_session_id, batch)
@@ -42,6 +44,8 @@ def send_in_batches(original: Any, self: Any, mooncake_session_id: str, transfer
             if transfer is not None:
                 transfer.failure = "transport"
             return status
+        if transfer is not None:
+            transfer.batch_landed()
     return 0
 
 

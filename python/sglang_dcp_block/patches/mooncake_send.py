@@ -2,7 +2,8 @@
 
 Whatever goes wrong here becomes a nonzero status: upstream's worker thread, and with it the prefill server, would not
 survive an exception. A chunk that cannot be planned fails its own request; an error of the transfer engine also fails the
-session, as upstream has it.
+session, as upstream has it. A request that the decode server has given up gets no further write: its pages are kept for the
+time of one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sglang_dcp_block.patches.transfer_counts import DIRECT, FALLBACK, PACKED, T
 logger = logging.getLogger(__name__)
 
 _planning = threading.local()
+_last_send = threading.local()
 
 
 def send_kv(
@@ -48,14 +50,17 @@ def send_kv(
 
     block_size = peer.block_size_of(registration := self.decode_kv_args_table.get(mooncake_session_id))
     if block_size == 1:
-        with counted(mooncake_session_id, TOKENS) as transfer:
-            return _noted(transfer, as_upstream())
+        with counted(mooncake_session_id, TOKENS) as as_tokens:
+            return _noted(as_tokens, as_upstream())
     status, reason = FAILED, ""
+    transfer: Transfer | None = None
+    room, _last_send.settled = _room_of(self, mooncake_session_id, dst_kv_indices), False
     try:
         buffers = _buffers(self, dst_kv_ptrs, chunk)
         direct = mooncake_pack.goes_direct(self, registration)
         path = FALLBACK if not buffers.drafts_fit else DIRECT if direct or chunk.get("pack_buffer") is None else PACKED
         with counted(mooncake_session_id, path) as transfer:
+            transfer.is_cancelled = lambda: room is not None and _has_ended(self, room)
             if path == DIRECT:
                 transfer.fallback = None if direct else "no pack buffer"
                 layout = DcpLayout(chunk["dst_dcp_size"], block_size)
@@ -65,16 +70,30 @@ def send_kv(
                 transfer.fallback = "draft heads" if path == FALLBACK else None
                 with planning_blocks(block_size):
                     status = as_upstream()
-            if _noted(transfer, status) != 0:
+            if _noted(transfer, status) != 0 and transfer.failure == "cancelled":
+                _spare_session(self, mooncake_session_id)
+                _last_send.settled = _nothing_under_way(self, transfer)
+            elif status != 0:
                 reason = f"the transfer engine returned {status} in batch {transfer.batches}, which ended the transfer"
     except Exception as error:
         if not isinstance(error, ValueError):  # which says expected and got
             logger.exception("Sending KV in blocks to decode session %s:", mooncake_session_id)
         status, reason = FAILED, f"{type(error).__name__}: {error}"
         _spare_session(self, mooncake_session_id)
+        _last_send.settled = transfer is None or _nothing_under_way(self, transfer)
     if reason:
-        _give_reason(self, mooncake_session_id, dst_kv_indices, f"KV in blocks to {mooncake_session_id}: {reason}")
+        _give_reason(self, room, f"KV in blocks to {mooncake_session_id}: {reason}")
     return status
+
+
+def poison_unsettled(original: Any, self: Any, room: int) -> None:
+    """AROUND ``MooncakeKVManager._poison_unsettled_send``, which upstream's worker calls after each failure of a send.
+
+    Pages of a send that failed with nothing under way are idle: their decode server may hear so, and need not wait.
+    """
+    settled, _last_send.settled = getattr(_last_send, "settled", False), False
+    if not settled:
+        original(self, room)
 
 
 def plan_rows(
@@ -186,8 +205,20 @@ def _hand_over(manager: Any, session: str, parts: list[Segments], executor: Any)
 
 def _noted(transfer: Transfer, status: int) -> int:
     if status != 0:
-        transfer.failure = "transport"
+        transfer.failure = transfer.failure or "transport"
     return status
+
+
+def _has_ended(manager: Any, room: int) -> bool:
+    """Whether a request has failed, been aborted, or been forgotten."""
+    from sglang.srt.disaggregation.base import KVPoll
+
+    return bool(manager.request_status.get(room, KVPoll.Failed) == KVPoll.Failed)
+
+
+def _nothing_under_way(manager: Any, transfer: Transfer) -> bool:
+    """Whether all that was handed over has landed; what threads of SGLang's own hand over is not known here."""
+    return transfer.under_way == 0 and not bool(manager.enable_custom_mem_pool)
 
 
 def _spare_session(manager: Any, session: str) -> None:
@@ -196,10 +227,17 @@ def _spare_session(manager: Any, session: str) -> None:
         manager.session_failures[session] -= 1
 
 
-def _give_reason(manager: Any, session: str, dst_kv_indices: Any, reason: str) -> None:
+def _room_of(manager: Any, session: str, dst_kv_indices: Any) -> int | None:
+    """The request that a chunk belongs to: upstream hands over the very page list that the request keeps."""
+    for room, infos in list(manager.transfer_infos.items()):
+        if getattr(infos.get(session), "dst_kv_indices", None) is dst_kv_indices:
+            return int(room)
+    return None
+
+
+def _give_reason(manager: Any, room: int | None, reason: str) -> None:
     """Leave the reason where upstream's worker, which is told a status only, keeps the first root cause of a request."""
     logger.error("%s", reason)
-    for room, infos in list(manager.transfer_infos.items()):
-        if getattr(infos.get(session), "dst_kv_indices", None) is dst_kv_indices and room in manager.request_status:
-            with manager.failure_lock:
-                manager.failure_records.setdefault(room, reason)
+    if room in manager.request_status:
+        with manager.failure_lock:
+            manager.failure_records.setdefault(room, reason)

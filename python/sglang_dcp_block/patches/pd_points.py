@@ -95,13 +95,16 @@ SENDER_POINTS: tuple[PatchPoint, ...] = (
         "The size of pack buffers cuts only the transfers that go through them.",
         _PLAN_UPSTREAM, mooncake_pack.chunk_limit_when_packed,
     ),
+    PatchPoint(
+        f"{_MOONCAKE}.MooncakeKVManager._poison_unsettled_send", Kind.AROUND,
+        "Pages of a send that failed with nothing under way are idle; marked, a decode server would keep them for the time.",
+        "sends that stop between batches in upstream", mooncake_send.poison_unsettled,
+    ),
     *(
         PatchPoint(target, Kind.RELIES, why, "nothing: watched for changes")
         for target, why in (
             (f"{_MOONCAKE}.MooncakeKVManager.transfer_worker",
              "Fails a request, and a session from its first counted failure on, by the status; dies of exceptions."),
-            (f"{_MOONCAKE}.MooncakeKVManager._poison_unsettled_send",
-             "Never acknowledges pages that a failed call may still write."),
             (f"{_COMMON}.CommonKVManager.conclude_transfer", "Tells the decode server the first recorded reason."),
             (f"{_COMMON}.CommonKVManager.get_mla_kv_ptrs_with_pp", "Pairs the buffers of both sides."),
             ("sglang.srt.disaggregation.utils.resolve_dcp_dst_entry_indices", "Pairs the buffers by layer id."),

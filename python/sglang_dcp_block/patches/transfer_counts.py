@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -42,7 +42,9 @@ class Transfer:
     num_bytes: int = 0
     seconds: float = 0.0
     fallback: str | None = None  # why it did not go the way its blocks ask for
-    failure: str | None = None  # "request" (it could not be planned) or "transport"
+    failure: str | None = None  # "request" (it could not be planned), "transport" or "cancelled"
+    under_way: int = 0  # calls of the transfer engine that have not come back with success
+    is_cancelled: Callable[[], bool] = bool  # whether its request has ended meanwhile; asked before each call
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_batch(self, segments: int, num_bytes: int) -> None:
@@ -51,6 +53,12 @@ class Transfer:
             self.segments += segments
             self.num_bytes += num_bytes
             self.batches += 1
+            self.under_way += 1
+
+    def batch_landed(self) -> None:
+        """The engine has reported success for one call."""
+        with self._lock:
+            self.under_way -= 1
 
 
 @dataclass(slots=True)
