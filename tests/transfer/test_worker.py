@@ -57,8 +57,8 @@ class Worker:
         self.thread = threading.Thread(target=manager.transfer_worker, args=(self.queue, None), daemon=True)
         self.thread.start()
 
-    def request(self, room, src_pages, dst_pages, tokens, prefix=0, last=True):
-        """Send one chunk of one request to one decode rank; its status when the worker is done with it."""
+    def request(self, room, src_pages, dst_pages, tokens, prefix=0):
+        """Send one request to one decode rank; its status when the worker is done with it."""
         info = SimpleNamespace(
             room=room, endpoint="127.0.0.1", dst_port=1, mooncake_session_id=self.session, is_dummy=False,
             dst_kv_indices=np.array(dst_pages, np.int32), dst_device_kv_indices=None, decode_prefix_len=prefix,
@@ -67,7 +67,7 @@ class Worker:
         self.manager.request_status[room] = KVPoll.WaitingForInput
         self.manager.transfer_infos[room] = {self.session: info}
         pages = np.array(src_pages, np.int32)
-        self.queue.put(TransferKVChunk(room, pages, slice(0, len(src_pages)), last, 0, None, num_kv_tokens=tokens))
+        self.queue.put(TransferKVChunk(room, pages, slice(0, len(src_pages)), True, 0, None, num_kv_tokens=tokens))
         deadline = time.monotonic() + 10
         while room in self.manager.transfer_infos and self.thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -224,14 +224,13 @@ class TestPagesThatMayStillBeWritten:
     def test_a_request_that_has_ended_gets_none(self, make):
         """A chunk goes to one decode rank after the other: the request may end while another one is served."""
         worker = make(MemoryEngine())
-        rows, plan = worker.manager.kv_args, worker.manager.get_mla_kv_ptrs_with_pp
+        plan = worker.manager.get_mla_kv_ptrs_with_pp
 
         def ended(*args):
             worker.abort(1)
             return plan(*args)
 
         worker.manager.get_mla_kv_ptrs_with_pp = ended
-        assert rows.kv_layer_ids == []
         assert worker.request(1, [3, 4], [5], 32) == KVPoll.Failed
         assert worker.engine.calls == []
         assert worker.acknowledged == [1]
@@ -254,8 +253,8 @@ class TestPagesThatMayStillBeWritten:
         worker = make(MemoryEngine())
         worker.manager.send_aux = lambda *args: -1
         assert worker.request(1, [3, 4], [], 32) == KVPoll.Failed
-        assert worker.request(2, [3, 4], [5], 32) == KVPoll.Failed
-        assert worker.manager._deferred_ack_poisoned_rooms == {2}, "its metadata may still be written"
+        assert worker.request(2, [], [], 0) == KVPoll.Failed, "a last chunk without KV sends metadata alone"
+        assert worker.manager._deferred_ack_poisoned_rooms == {2}, "which may still be written"
 
 
 def test_a_request_that_ended_meanwhile_leaves_no_reason_behind():
