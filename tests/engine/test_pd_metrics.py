@@ -85,6 +85,15 @@ def test_transfers(servers):
     assert not any(name.startswith("sglang:dcp_block") for name, _ in decode.metrics()), "it sends nothing"
 
 
+def test_pages_are_kept_for_as_long_as_the_prefill_server_may_write(servers):
+    """Its Mooncake has another time limit than the decode server's."""
+    _, decode = servers
+    said = decode.said()
+    assert said.count("pages of a failed transfer are kept for 40 s instead of 30 s") == 1, "at start"
+    raised = f"kept for {PREFILL_TIMEOUT + 10} s from now on: Mooncake of prefill server {HOST}:"
+    assert said.count(raised) == RANKS, "at first contact, on each rank"
+
+
 def test_a_refused_prefill_server(servers):
     """A bootstrap server of stock SGLang, with the prefill rank of the real one behind it."""
     from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer
