@@ -14,7 +14,7 @@ from hooking import hook
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import Capability
 from sglang_dcp_block.dcp.layout import DcpLayout
-from sglang_dcp_block.patches import active, pd_decode, refusals
+from sglang_dcp_block.patches import active, pd_capability, pd_decode, refusals
 from sglang_dcp_block.patches.pd_points import BOOTSTRAP_POINTS, DECODE_POINTS
 
 HOLD = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
@@ -181,6 +181,20 @@ def test_an_unreadable_answer_is_refused(bootstrap, counted, monkeypatch):
     monkeypatch.setattr(handshake, "PROTOCOL", 2)
     assert "could not be read: expected protocol 2, got 1" in Queue().ask(address)[1][address]
     assert counted == ["decode unreadable"]
+
+
+@pytest.mark.parametrize(("environ", "seconds"), [({}, 30), ({"MC_TRANSFER_TIMEOUT": "77"}, 77)])
+def test_a_prefill_rank_tells_how_long_its_mooncake_may_write(bootstrap, monkeypatch, environ, seconds):
+    address = bootstrap()
+    monkeypatch.setattr(active, "_layout", None)
+    monkeypatch.setattr(active, "prefill_is_armed", True)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    ranks = ("system_dp_rank", "attn_dp_rank", "attn_cp_rank", "attn_tp_rank", "pp_rank")
+    payload = {**dict.fromkeys(ranks, 0), "page_size": 8}
+    pd_capability.report_rank(None, SimpleNamespace(dcp_size=1), f"http://{address}/route", payload)
+    told = requests.get(f"http://{address}{handshake.ROUTE}", timeout=5).json()
+    assert told["transfer_timeout_seconds"] == seconds
 
 
 class TestPagesThatMayStillBeWritten:
