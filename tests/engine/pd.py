@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
+from cases import BATCHES, PROMPTS, Answers, Expected, assert_nothing_lost, assert_placed, assert_same
 from session import Completion, EngineFailed, EngineSession
 
 _rooms = itertools.count(1000)
@@ -33,6 +34,19 @@ def role(mode: str, **kwargs: Any) -> dict[str, Any]:
     }
 
 
+def completions(server: EngineSession) -> list[Completion]:
+    """The answer to the oldest batch that was sent.
+
+    Raises:
+        EngineFailed: a request was aborted, with the reason.
+    """
+    answer = [Completion(**r) for r in server.receive()]
+    aborted = [c.finish for c in answer if (c.finish or {}).get("type") == "abort"]
+    if aborted:
+        raise EngineFailed(f"aborted: {aborted}")
+    return answer
+
+
 @dataclass
 class Pair:
     """One prefill and one decode server."""
@@ -40,35 +54,52 @@ class Pair:
     prefill: EngineSession
     decode: EngineSession
 
-    def generate(self, prompts: list[list[int]], max_new_tokens: int = 7) -> list[Completion]:
+    def generate(self, prompts: list[list[int]], max_new_tokens: int = 7, **sampling: Any) -> list[Completion]:
         """Greedy completions of a batch, prefilled on one server and decoded on the other.
 
         Raises:
-            EngineFailed: with what the decode server answered.
+            EngineFailed: with what the decode server answered; the prefill server's answer is not waited for, because
+                one that was refused waits minutes for a handshake that never comes.
         """
-        rooms = [next(_rooms) for _ in prompts]
-        port = self.prefill.kwargs["disaggregation_bootstrap_port"]
-        params = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+        self.send(prompts, max_new_tokens, **sampling)
+        answer = completions(self.decode)
+        completions(self.prefill)
+        return answer
+
+    def send(self, prompts: list[list[int]], max_new_tokens: int = 7, **sampling: Any) -> None:
+        """Give a batch to both servers, and do not wait."""
         request = {
             "input_ids": prompts,
-            "sampling_params": params,
+            "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True, **sampling},
             "bootstrap_host": [HOST] * len(prompts),
-            "bootstrap_port": [port] * len(prompts),
-            "bootstrap_room": rooms,
+            "bootstrap_port": [self.prefill.kwargs["disaggregation_bootstrap_port"]] * len(prompts),
+            "bootstrap_room": [next(_rooms) for _ in prompts],
         }
         for server in (self.prefill, self.decode):
             server.send("generate", **request)
-        # A refused prefill server waits for a handshake that never comes; whoever expects a refusal ends it.
-        answer = [Completion(**r) for r in self.decode.receive()]
-        self._end_prefill()
-        aborted = [c.finish for c in answer if (c.finish or {}).get("type") == "abort"]
-        if aborted:
-            raise EngineFailed(f"aborted: {aborted}")
-        return answer
 
-    def _end_prefill(self) -> None:
+    def answers(self) -> Answers:
+        """Completions of the shared prompts, by name."""
+        answers: Answers = {}
+        for names in BATCHES:
+            answers.update(zip(names, self.generate([PROMPTS[n] for n in names]), strict=True))
+        return answers
+
+    def serves_in_blocks(self, want: Expected, block: int) -> Answers:
+        """Log-probabilities equal DCP1's, the decode server's rows lie where dealing puts them, and no page is lost."""
+        self.decode.flush(record=True)
+        got = self.answers()
+        states = self.decode.flush()
+        assert_same(got, want.answers)
+        assert_placed(states, want.keys, block)
+        assert_nothing_lost(states)
+        assert_nothing_lost(self.prefill.flush())
+        return got
+
+    def refusal(self) -> str:
+        """The decode server's answer to a request that it cannot serve from this prefill server."""
         try:
-            self.prefill.receive()
+            answer = self.generate([PROMPTS["middle"]])
         except EngineFailed as failure:
-            if self.prefill.process.poll() is not None:
-                raise failure
+            return str(failure).splitlines()[0]
+        raise AssertionError(f"expected a refusal, got {answer}")

@@ -135,6 +135,11 @@ class EngineSession:
         """The end of the engine's log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
+    def signal(self, number: int) -> None:
+        """Send a signal to the engine and everything it started."""
+        with contextlib.suppress(ProcessLookupError):  # the group outlives its leader as long as anyone is in it
+            os.killpg(self.process.pid, number)
+
     # -- end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -142,8 +147,7 @@ class EngineSession:
         if self.process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.communicate(timeout=20)
-        with contextlib.suppress(ProcessLookupError):  # the group outlives its leader as long as anyone is in it
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self.process.wait()
         self.answers.close()
 

@@ -26,6 +26,10 @@ def register() -> None:
         from dcp_block_lab import mutants
 
         mutants.install()
+    if os.environ.get("DCP_BLOCK_LAB_TRANSFERS"):
+        from dcp_block_lab import transfers
+
+        transfers.install()
     if os.environ.get("DCP_BLOCK_LAB_POISON"):
         from dcp_block_lab import poison
 
