@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import threading
 import time
 from types import SimpleNamespace
 
@@ -150,7 +151,27 @@ def test_with_block_size_1_a_stock_one_is_as_good(bootstrap, monkeypatch):
     assert Queue().ask(stock) == ([stock], {})
 
 
-def test_a_capability_not_all_ranks_stand_for_is_withheld(bootstrap, counted):
+def test_a_report_on_its_way_is_waited_for(bootstrap):
+    """Ranks report just after they register; a decode server with waiting requests may ask between the two."""
+    address = bootstrap()
+    late = threading.Timer(0.3, report, [address])
+    late.start()
+    assert Queue().ask(address) == ([address], {})
+    late.join()
+
+
+def test_waiting_for_reports_ends_for_good(bootstrap, monkeypatch):
+    """A server that stays silent must not hold up decode servers again and again."""
+    monkeypatch.setattr(pd_capability, "PATIENCE_SECONDS", 2)
+    address = bootstrap()
+    Queue().ask(address)
+    began = time.monotonic()
+    Queue().ask(address)
+    assert time.monotonic() - began < 2
+
+
+def test_a_capability_not_all_ranks_stand_for_is_withheld(bootstrap, counted, monkeypatch):
+    monkeypatch.setattr(pd_capability, "PATIENCE_SECONDS", 0.1)
     address = bootstrap()
     _, reasons = Queue().ask(address)
     assert "0 of 1 ranks have reported" in reasons[address]

@@ -5,7 +5,9 @@ The bootstrap server lives in the process that started the schedulers, so it can
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +18,7 @@ from sglang_dcp_block.patches import active, pd_release, register
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 5
+PATIENCE_SECONDS = 3  # below the time that a decode server waits for an answer
 
 
 def add_route(result: None, server: Any) -> None:
@@ -23,10 +26,14 @@ def add_route(result: None, server: Any) -> None:
 
     GET: 200 with the capability; 503 until every rank has reported; 409 where ranks disagree. A server without this
     route answers 404, which a decode server with blocks takes for a refusal.
+
+    A rank reports just after its registration, and decode servers with waiting requests ask as soon as all ranks have
+    registered: the first ones wait for the reports, a few seconds in a server's life.
     """
     from aiohttp import web
 
     reports: dict[str, Capability] = {}
+    first_asked: list[float] = []
 
     async def put(request: web.Request) -> web.Response:
         try:
@@ -39,12 +46,15 @@ def add_route(result: None, server: Any) -> None:
     async def get(request: web.Request) -> web.Response:
         ranks = (server.dp_size, server.attn_cp_size, server.attn_tp_size, server.pp_size)
         expected = 0 if None in ranks else ranks[0] * ranks[1] * ranks[2] * ranks[3]
+        if not first_asked:
+            first_asked.append(time.monotonic())
         try:
-            capability = handshake.agreed(reports, expected)
+            while (capability := handshake.agreed(reports, expected)) is None:
+                if time.monotonic() > first_asked[0] + PATIENCE_SECONDS:
+                    return web.json_response({"error": f"{len(reports)} of {expected} ranks have reported"}, status=503)
+                await asyncio.sleep(0.05)
         except HandshakeError as error:
             return web.json_response({"error": str(error)}, status=409)
-        if capability is None:
-            return web.json_response({"error": f"{len(reports)} of {expected} ranks have reported"}, status=503)
         return web.json_response(capability.as_json())
 
     server.app.router.add_put(handshake.ROUTE, put)
