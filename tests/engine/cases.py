@@ -30,6 +30,7 @@ BASE: dict[str, Any] = {
     "disable_custom_all_reduce": True,
     "grammar_backend": "none",
     "sampling_backend": "pytorch",
+    "sleep_on_idle": True,  # idle engines would take the time of those that start
     "random_seed": 1,
     "log_level": "info",
 }
