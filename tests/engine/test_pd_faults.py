@@ -25,7 +25,7 @@ PREFILL = {
     "SGLANG_MOONCAKE_MAX_TRANSFER_BATCH_INDICES": "1",
     "SGLANG_FAILED_SESSION_PROBE_INTERVAL_S": "2",
 }
-HELD = 20  # seconds that a decode server keeps pages which may still be written
+HELD = 40  # seconds that a decode server keeps pages which may still be written: the least with this timeout
 DECODE = {
     "MC_TRANSFER_TIMEOUT": str(TRANSFER_TIMEOUT),
     "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2",
