@@ -59,14 +59,16 @@ HOLDS: dict[str, dict[str, Any]] = {
     "unset, slow Mooncake": {"environ": {"MC_TRANSFER_TIMEOUT": "91"}},
     "off": {"environ": {HOLD: "false"}},
     "off, prefill": {"environ": {HOLD: "false"}, "mode": "prefill"},
-    "off, block 1": {"environ": {HOLD: "false"}, "block": "1"},
+    "off, block 1": {"environ": {HOLD: "false"}, "block": "1", "backend": "triton"},  # armed, for Triton MLA
 }
 
 
-def held(model: str, mode: str = "decode", block: str = "8", **case: Any) -> dict[str, Any]:
+def held(
+    model: str, mode: str = "decode", block: str = "8", backend: str = "flashinfer", **case: Any
+) -> dict[str, Any]:
     """A server of prefill -> decode."""
     transfer = ("--disaggregation-mode", mode, "--disaggregation-transfer-backend", "mooncake_tcp")
-    return with_argv(model, "--dcp-block-size", block, "--attention-backend", "flashinfer", *transfer, **case)
+    return with_argv(model, "--dcp-block-size", block, "--attention-backend", backend, *transfer, **case)
 
 
 def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
