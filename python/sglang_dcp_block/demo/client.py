@@ -26,6 +26,7 @@ class Answer:
     tokens: tuple[str, ...] | tuple[int, ...]
     logprobs: tuple[float, ...]  # of the tokens
     prompt_tokens: int
+    cached_tokens: int = 0  # of the prompt, found in the server's prefix cache; not told by the OpenAI-compatible API
 
     @property
     def kv_tokens(self) -> int:
@@ -55,9 +56,18 @@ def complete(url: str, prompt: Prompt, new_tokens: int, timeout: float) -> Answe
     if isinstance(prompt, str):
         fields = {"prompt": prompt, "max_tokens": new_tokens, "temperature": 0, "logprobs": 1, "ignore_eos": True}
         return from_openai(fetch(f"{url}/v1/completions", {"model": "default", **fields}, timeout))
+    return generate(url, prompt, new_tokens, timeout)
+
+
+def generate(url: str, prompt: Sequence[int], new_tokens: int, timeout: float, **fields: Any) -> Answer:
+    """As :func:`complete`, for token ids, with further ``fields`` in the request.
+
+    Raises:
+        RequestFailed: as :func:`complete`.
+    """
     sampling = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
-    fields = {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True}
-    return from_generate(fetch(f"{url}/generate", fields, timeout))
+    body = {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True, **fields}
+    return from_generate(fetch(f"{url}/generate", body, timeout))
 
 
 def from_openai(reply: dict[str, Any]) -> Answer:
@@ -73,10 +83,17 @@ def from_openai(reply: dict[str, Any]) -> Answer:
 
 
 def from_generate(reply: dict[str, Any]) -> Answer:
-    """Read a reply of ``/generate``."""
+    """Read a reply of ``/generate``.
+
+    Raises:
+        RequestFailed: the server gave the request up.
+    """
     meta = reply["meta_info"]
+    finish = meta.get("finish_reason") or {}
+    if finish.get("type") == "abort":
+        raise RequestFailed(f"aborted: {finish.get('message')}")
     logprobs = tuple(entry[0] for entry in meta["output_token_logprobs"])
-    return Answer("", tuple(reply["output_ids"]), logprobs, meta["prompt_tokens"])
+    return Answer("", tuple(reply["output_ids"]), logprobs, meta["prompt_tokens"], meta.get("cached_tokens") or 0)
 
 
 def fetch(url: str, body: dict[str, Any] | None, timeout: float) -> dict[str, Any]:
@@ -85,14 +102,20 @@ def fetch(url: str, body: dict[str, Any] | None, timeout: float) -> dict[str, An
     Raises:
         RequestFailed: saying what was asked and what came back.
     """
+    result: dict[str, Any] = json.loads(exchange(url, body, timeout) or b"{}")
+    return result
+
+
+def exchange(url: str, body: dict[str, Any] | None, timeout: float) -> bytes:
+    """As :func:`fetch`, for a reply of any kind."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     # Never through a proxy: the server is on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=timeout) as reply:
-            result: dict[str, Any] = json.loads(reply.read() or b"{}")
-            return result
+            content: bytes = reply.read()
+            return content
     except urllib.error.HTTPError as error:
         raise RequestFailed(f"{url}: status {error.code}: {error.read().decode(errors='replace')[:500]}") from error
     except (OSError, http.client.HTTPException) as error:

@@ -30,6 +30,7 @@ class Case:
     dcp_size: int
     block_size: int | None  # tokens; None: the flag is left out
     page_size: int  # tokens, per rank
+    more: tuple[str, ...] = ()  # further flags, which the progress leaves out
 
     @property
     def layout(self) -> DcpLayout:

@@ -33,13 +33,17 @@ class Result:
 
 def difference(result: Result, reference: Result) -> float:
     """The largest difference of log-probabilities, over all new tokens; infinite if their numbers differ."""
+    return max(answer_difference(*pair) for pair in zip(result.answers, reference.answers, strict=True))
+
+
+def answer_difference(mine: Answer, other: Answer) -> float:
+    """The largest difference of log-probabilities; infinite if their numbers differ."""
+    if len(mine.logprobs) != len(other.logprobs):
+        return float("inf")
     largest = 0.0
-    for mine, other in zip(result.answers, reference.answers, strict=True):
-        if len(mine.logprobs) != len(other.logprobs):
-            return float("inf")
-        for x, y in zip(mine.logprobs, other.logprobs, strict=True):
-            # A NaN must not pass as small.
-            largest = max(largest, abs(x - y)) if x - y == x - y else float("inf")
+    for x, y in zip(mine.logprobs, other.logprobs, strict=True):
+        # A NaN must not pass as small.
+        largest = max(largest, abs(x - y)) if x - y == x - y else float("inf")
     return largest
 
 
@@ -60,9 +64,8 @@ def imbalance(rows: Sequence[int]) -> float:
     return max(rows) * len(rows) / sum(rows)
 
 
-def misreported(result: Result) -> list[str]:
-    """Where the server's own words differ from what was asked of it."""
-    case, info = result.case, result.info
+def misreported(case: Case, info: Mapping[str, Any]) -> list[str]:
+    """Where the server's own words (``/server_info``) differ from what was asked of it."""
     report = info.get("dcp_block") or {}
     facts = [
         ("dcp_size", case.dcp_size, info.get("dcp_size")),
@@ -80,7 +83,7 @@ def mismatches(results: Sequence[Result]) -> list[str]:
     lines = []
     for result in results:
         name = result.case.name
-        lines += [f"{name}: {line}" for line in misreported(result)]
+        lines += [f"{name}: {line}" for line in misreported(result.case, result.info)]
         if not tokens_equal(result, reference):
             lines.append(f"{name}: expected the tokens of {reference.case.name}, got others")
         largest = difference(result, reference)

@@ -48,8 +48,8 @@ def flags(case: Case) -> list[str]:
 def command(case: Case, model: Path, port: int) -> list[str]:
     """The whole command line of a server."""
     tokenizer = [] if (model / "tokenizer.json").exists() else ["--skip-tokenizer-init"]
-    own = [*flags(case), "--page-size", str(case.page_size), "--port", str(port)]
-    return [_sglang(), "serve", "--model-path", str(model), *own, *SMALL, *tokenizer]
+    own = [*flags(case), *case.more, "--page-size", str(case.page_size), "--port", str(port)]
+    return [_sglang(), "serve", "--model-path", str(model), *SMALL, *own, *tokenizer]  # the last of a flag counts
 
 
 def _sglang() -> str:
@@ -114,15 +114,25 @@ class Server:
         """What the server says about itself."""
         return fetch(f"{self.url}/server_info", None, timeout=60)
 
+    def check_alive(self) -> None:
+        """Make sure that it has not ended by itself.
+
+        Raises:
+            ServerFailed: it has; with its log.
+        """
+        status = self.process.poll()
+        if status is not None:
+            raise ServerFailed(f"{self.case.name}: the server ended ({ending(status)})\n{self.tail()}")
+
     def tail(self) -> str:
         """Why it failed, as far as its log tells."""
         return log_summary(self.log)
 
     def stop(self) -> None:
         """End the server and the processes it started."""
-        for ending, patience in ((signal.SIGTERM, 15), (signal.SIGKILL, 15)):
+        for number, patience in ((signal.SIGTERM, 15), (signal.SIGKILL, 15)):
             try:
-                os.killpg(self.process.pid, ending)
+                os.killpg(self.process.pid, number)
             except ProcessLookupError:
                 break
             deadline = time.monotonic() + patience
@@ -134,8 +144,9 @@ class Server:
         while True:
             status = self.process.poll()
             if status is not None:
-                why = f"signal {-status}" if status < 0 else f"status {status}"
-                raise ServerFailed(f"{self.case.name}: the server ended before it was ready ({why})\n{self.tail()}")
+                raise ServerFailed(
+                    f"{self.case.name}: the server ended before it was ready ({ending(status)})\n{self.tail()}"
+                )
             try:
                 # Not /health: there, every call generates a token, which takes seconds here.
                 fetch(f"{self.url}/model_info", None, timeout=5)
@@ -147,6 +158,11 @@ class Server:
                     f"{self.case.name}: the server was not ready in {self.start_timeout:.0f} s\n{self.tail()}"
                 )
             time.sleep(0.5)
+
+
+def ending(status: int) -> str:
+    """What a process's return code tells."""
+    return f"signal {-status}" if status < 0 else f"status {status}"
 
 
 def _group_lives(leader: subprocess.Popen[bytes]) -> bool:
