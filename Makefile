@@ -20,12 +20,12 @@ LOADS_MOONCAKE = $(BIN)/python -c 'import mooncake.engine' 2>/dev/null
 SAY_IF_NOT = @$(LOADS_MOONCAKE) || echo 'LEFT OUT: $(MOONCAKE), because Mooncake does not load. On Debian and Ubuntu: apt-get install libibverbs1'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-real test test-all check gpu-check docs clean
+.PHONY: help venv demo demo-real demo-pd test test-all check gpu-check docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 	@echo
-	@echo 'variables: PYTHON=python3.11  ARGS="--part tiny" (demo) or ARGS="-k layout" (test)'
+	@echo 'variables: PYTHON=python3.11  ARGS="--part tiny" (demo), ARGS="--dcp 2" (demo-pd) or ARGS="-k layout" (test)'
 
 venv: $(STAMP) ## make .venv with SGLang for CPUs, this package and the tools
 
@@ -44,6 +44,9 @@ demo: venv ## real servers on CPUs: plain SGLang, token round-robin and blocks, 
 
 demo-real: venv ## the trained model at TP8+DCP8 (12 minutes on two cores, 8 GB of memory)
 	$(BIN)/python -m sglang_dcp_block.demo --part trained --real $(ARGS)
+
+demo-pd: venv ## prefill and decode servers over Mooncake TCP, blocks against token round-robin
+	$(BIN)/python -m sglang_dcp_block.demo.pd $(ARGS)
 
 test: venv ## all tests but the slow ones, fast layers first
 	$(SAY_IF_NOT)

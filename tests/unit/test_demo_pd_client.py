@@ -76,11 +76,15 @@ def test_a_server_that_dies_ends_the_wait_for_its_partner(pair, prefill, decode)
 
 
 @pytest.mark.parametrize(
-    ("decode", "words"), [("refuse", "does not know blocks"), ("abort", "aborted: KV transfer failed")]
+    ("deed", "words"), [("refuse", "does not know blocks"), ("abort", "aborted: KV transfer failed")]
 )
-def test_a_refusal_ends_the_wait_for_the_partner(pair, decode, words):
-    with pytest.raises(ServerFailed, match=words):
-        pair("wait", decode)
+def test_a_refusal_ends_the_wait_for_the_partner(pair, deed, words):
+    with pytest.raises(ServerFailed, match=words) as caught:
+        pair("wait", deed)
+    assert str(caught.value).startswith(DECODE.name)
+    with pytest.raises(ServerFailed, match=words) as caught:
+        pair(deed, "wait")
+    assert str(caught.value).startswith(PREFILL.name)
 
 
 def test_a_server_that_hangs_ends_the_wait(pair):

@@ -83,6 +83,21 @@ def test_a_refused_request_shows_the_log(stand_in):
     assert "last lines" in str(caught.value)
 
 
+def test_a_page_that_is_refused_shows_the_log(stand_in):
+    with pytest.raises(ServerFailed, match="status 500: no KV left") as caught, stand_in(SERVES) as server:
+        server.ask("/flush_cache", {})
+    assert "last lines" in str(caught.value)
+
+
+def test_a_server_that_ended_is_noticed(stand_in):
+    with stand_in(SERVES) as server:
+        server.check_alive()
+        server.process.kill()
+        server.process.wait()
+        with pytest.raises(ServerFailed, match=r"the server ended \(signal 9\)"):
+            server.check_alive()
+
+
 def test_no_server_at_all():
     with pytest.raises(RequestFailed, match="refused"):
         complete(f"http://127.0.0.1:{servers.free_port()}", (1, 2), 8, timeout=5)

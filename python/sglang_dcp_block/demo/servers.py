@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ from typing import Any
 
 from sglang_dcp_block.config import FLAG
 from sglang_dcp_block.cpu.environment import cpu_environment
-from sglang_dcp_block.demo.client import RequestFailed, fetch
+from sglang_dcp_block.demo.client import RequestFailed, exchange, fetch
 from sglang_dcp_block.demo.plan import Case
 
 # Limits that fit a laptop, and no use of what only a GPU has.
@@ -108,11 +109,27 @@ class Server:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.stop()
         if isinstance(error, RequestFailed):
-            raise ServerFailed(f"{self.case.name}: {error}\n{self.tail()}") from error
+            raise self.failed(error) from error
+
+    def failed(self, error: Exception) -> ServerFailed:
+        """An error of this server's, with its log."""
+        return ServerFailed(f"{self.case.name}: {error}\n{self.tail()}")
 
     def info(self) -> dict[str, Any]:
         """What the server says about itself."""
-        return fetch(f"{self.url}/server_info", None, timeout=60)
+        result: dict[str, Any] = json.loads(self.ask("/server_info"))
+        return result
+
+    def ask(self, path: str, body: dict[str, Any] | None = None, timeout: float = 60) -> bytes:
+        """GET ``path``, or POST it with a body.
+
+        Raises:
+            ServerFailed: it was refused, or not answered within ``timeout`` seconds.
+        """
+        try:
+            return exchange(f"{self.url}{path}", body, timeout)
+        except RequestFailed as error:
+            raise self.failed(error) from error
 
     def check_alive(self) -> None:
         """Make sure that it has not ended by itself.

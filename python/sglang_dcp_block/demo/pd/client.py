@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from sglang_dcp_block.demo.client import Answer, generate
+from sglang_dcp_block.demo.client import Answer, RequestFailed, generate
 from sglang_dcp_block.demo.servers import Server
 
 HOST = "127.0.0.1"
@@ -35,25 +36,30 @@ def ask_pair(
     """Send all prompts at once, each to both servers; replies in the order of the prompts.
 
     Raises:
-        RequestFailed: for the first request that one of the servers refused or did not answer in time.
-        ServerFailed: a server ended meanwhile.
+        ServerFailed: a server ended meanwhile; or the first one that refused a request, or did not answer in time.
     """
     pool = ThreadPoolExecutor(2 * len(prompts))
-    pairs = []
+    pairs: list[list[Future[Answer]]] = []
+    servers: dict[Future[Answer], Server] = {}
     try:
         for prompt in prompts:
             where = {"bootstrap_host": HOST, "bootstrap_port": bootstrap_port, "bootstrap_room": next(_rooms)}
-            pairs.append(
-                [pool.submit(generate, one.url, prompt, new_tokens, timeout, **where) for one in (prefill, decode)]
-            )
-        pending = {future for pair in pairs for future in pair}
+            pairs.append([])
+            for server in (prefill, decode):
+                future = pool.submit(generate, server.url, prompt, new_tokens, timeout, **where)
+                servers[future] = server
+                pairs[-1].append(future)
+        pending = set(servers)
         while pending:
             done, pending = wait(pending, WATCH_SECONDS, FIRST_EXCEPTION)
-            # A server without its partner would wait for the partner's part: ask the processes first.
+            errors = [(future, error) for future in done if (error := future.exception())]
+            if errors:
+                time.sleep(WATCH_SECONDS)  # a connection breaks before its process has ended
+            # Not only after an error: a server whose partner has died would wait for the partner's part.
             prefill.check_alive()
             decode.check_alive()
-            for future in done:
-                future.result()
+            for future, error in errors:
+                raise servers[future].failed(error) if isinstance(error, RequestFailed) else error
         return [Reply(decoded.result(), prefilled.result().cached_tokens) for prefilled, decoded in pairs]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # whoever interrupts us ends the servers, and so the requests

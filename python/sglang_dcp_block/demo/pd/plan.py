@@ -18,7 +18,8 @@ PREFILL_TP_SIZES = (1, 2)
 
 MODEL = ("--attention-backend", "flashinfer", "--chunked-prefill-size", str(CHUNK_TOKENS), "--max-total-tokens", "2048")
 OVER_MOONCAKE = ("--disaggregation-transfer-backend", "mooncake_tcp")
-PREFILL = ("--disaggregation-mode", "prefill", *OVER_MOONCAKE, "--enable-metrics")
+# An idle scheduler would take a core from the decode server that starts meanwhile.
+PREFILL = ("--disaggregation-mode", "prefill", *OVER_MOONCAKE, "--enable-metrics", "--sleep-on-idle")
 DECODE = ("--disaggregation-mode", "decode", *OVER_MOONCAKE)
 BOOTSTRAP_PORT = "--disaggregation-bootstrap-port"
 

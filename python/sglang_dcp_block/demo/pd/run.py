@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sglang_dcp_block.demo.client import Answer, complete_all, exchange
+from sglang_dcp_block.demo.client import Answer, complete_all
 from sglang_dcp_block.demo.pd import counters, report
 from sglang_dcp_block.demo.pd.client import Reply, ask_pair
 from sglang_dcp_block.demo.pd.plan import BOOTSTRAP_PORT, NEW_TOKENS, Plan
@@ -16,7 +16,7 @@ from sglang_dcp_block.demo.pd.report import Route
 from sglang_dcp_block.demo.plan import Case
 from sglang_dcp_block.demo.progress import Steps
 from sglang_dcp_block.demo.run import Options, built
-from sglang_dcp_block.demo.servers import Server, ServerFailed, flags, free_port
+from sglang_dcp_block.demo.servers import Server, flags, free_port
 
 
 def run(plan: Plan, console: Console, options: Options) -> list[str]:
@@ -80,7 +80,7 @@ class _Runner:
         replies: dict[str, Reply] = {}
         timeout = self.options.answer_timeout
         # The KV of the pair before must not be found again.
-        exchange(f"{prefill.url}/flush_cache", {}, timeout)
+        prefill.ask("/flush_cache", {}, timeout)
         before = self._counters(prefill)
         with self.steps.step(f"{prefill.case.name} -> {decode.case.name}: {self._work()}"):
             for questions in self.plan.rounds:
@@ -90,12 +90,12 @@ class _Runner:
         try:
             sent = counters.sent_between(before, self._counters(prefill))
         except ValueError as error:
-            raise ServerFailed(f"{prefill.case.name}: {error}\n{prefill.tail()}") from error
+            raise prefill.failed(error) from error
         infos = {server.case: server.info() for server in (prefill, decode)}
         return Route(prefill.case, decode.case, replies, sent, infos)
 
     def _counters(self, server: Server) -> dict[tuple[str, str], float]:
-        return counters.parse(exchange(f"{server.url}/metrics", None, timeout=60).decode())
+        return counters.parse(server.ask("/metrics").decode())
 
     def _work(self) -> str:
         return f"{len(self.plan.questions)} prompts, {NEW_TOKENS} new tokens each"
