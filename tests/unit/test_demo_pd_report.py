@@ -97,12 +97,12 @@ def test_the_tables_say_it_all():
         "0.13",
         "1,737,216",
         "17,727",
-        "500 ms",
+        "0.50 s",
     ):
         assert words in text, words
-    assert "…" not in text
-    assert all(len(line.rstrip()) <= 80 for line in text.splitlines())
+    assert text.count("TP2 → TP8+DCP8 B=16") == 2  # not cut, not wrapped
     assert "CUDA only" in text
+    assert all(len(line) <= 80 for line in report.note(PLAN).splitlines())
 
 
 @pytest.mark.parametrize("dcp_size", [2, 4, 8])
@@ -118,6 +118,8 @@ def test_the_prompts_are_what_they_are_for(dcp_size):
     assert cached.ids[: cached.shared_tokens] == long.ids[: cached.shared_tokens]
     assert cached.ids[cached.shared_tokens] != long.ids[cached.shared_tokens]
     assert cached.shared_tokens % PAGE_SIZE
+    assert len(plan.warm_up) > dcp_size * PAGE_SIZE
+    assert not any(plan.warm_up[:PAGE_SIZE] == question.ids[:PAGE_SIZE] for question in plan.questions)
     assert [case.tp_size for case in plan.prefills] == [1, 2]
     assert [case.block_size for case in plan.decodes] == [None, PAGE_SIZE]
     assert all(case.tp_size == case.dcp_size == dcp_size for case in plan.decodes)

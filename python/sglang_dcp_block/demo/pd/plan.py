@@ -50,7 +50,8 @@ class Plan:
     prefills: tuple[Case, ...]
     decodes: tuple[Case, ...]
     rounds: tuple[tuple[Question, ...], ...]  # one after the other; the prompts of a round at once
-    minutes: float  # seen on two idle cores
+    warm_up: tuple[int, ...]  # a prompt with blocks for every rank: connections are made at the first transfer
+    minutes: float  # on two cores with little else to do
 
     @property
     def questions(self) -> tuple[Question, ...]:
@@ -98,6 +99,7 @@ def pd_plan(dcp_size: int = DEFAULT_DCP_SIZE) -> Plan:
         tuple(Case(f"prefill TP{tp}", tp, 1, None, PAGE_SIZE, more=(*MODEL, *PREFILL)) for tp in PREFILL_TP_SIZES),
         (decode(None), decode(PAGE_SIZE)),
         questions(),
+        random_ids(dcp_size * PAGE_SIZE + 1),
         minutes=8 if dcp_size == 8 else 5,
     )
 

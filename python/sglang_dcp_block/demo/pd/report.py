@@ -37,7 +37,7 @@ class Route:
     @property
     def short_name(self) -> str:
         """As tables show it, which say what is what in their heading."""
-        return f"{self.prefill.name.removeprefix('prefill ')} -> {self.decode.name.removeprefix('decode ')}"
+        return f"{self.prefill.name.removeprefix('prefill ')} → {self.decode.name.removeprefix('decode ')}"
 
 
 def mismatches(plan: Plan, routes: Sequence[Route], wanted: Answers) -> list[str]:
@@ -87,7 +87,7 @@ def tables(plan: Plan, routes: Sequence[Route], wanted: Answers) -> list[Table]:
 def answer_table(plan: Plan, routes: Sequence[Route], wanted: Answers) -> Table:
     """A row a pair of servers, a column a prompt: the largest difference of log-probabilities."""
     result = _table(f"{plan.title}\nlargest |Δ log p| against {plan.reference.name}, and whether tokens are equal")
-    result.add_column("prefill -> decode")
+    result.add_column("prefill → decode")
     for question in plan.questions:
         result.add_column(f"{question.name}\n{len(question.ids)} tokens", justify="right")
     for route in routes:
@@ -102,7 +102,7 @@ def _cell(got: Answer, want: Answer) -> str:
 def transfer_table(plan: Plan, routes: Sequence[Route]) -> Table:
     """A row a pair of servers: what the prefill server counted."""
     result = _table("What the prefill server sent, by its own counters (/metrics)")
-    result.add_column("prefill -> decode")
+    result.add_column("prefill → decode")
     for heading in ("transfers", "segments", "a token", "bytes", "a segment", "time"):
         result.add_column(heading, justify="right")
     for route in routes:
@@ -114,7 +114,7 @@ def transfer_table(plan: Plan, routes: Sequence[Route]) -> Table:
             f"{sent.segments / plan.prompt_tokens:.2f}",
             f"{sent.num_bytes:,}",
             f"{sent.bytes_per_segment:,.0f}",
-            f"{sent.seconds * 1e3:.0f} ms",
+            f"{sent.seconds:.2f} s",
         )
     return result
 
@@ -123,10 +123,11 @@ def note(plan: Plan) -> str:
     """What the numbers of transfers are, and what they are not; in 80 columns."""
     return (
         "A transfer: one chunk of a prompt to one decode rank. B=1 is token round-robin:\n"
-        f"each token is {plan.num_layers} segments, one a layer. So it is without a pack buffer, and SGLang\n"
-        "allocates those on CUDA only: a GPU server gathers a rank's rows there first.\n"
-        "Blocks of this size are sent as they lie, on a GPU too. Time: the sum over\n"
-        "transfers, by TCP on loopback; it says nothing about RDMA."
+        f"each token is {plan.num_layers} segments, one a layer. So it is without a pack buffer, and\n"
+        "SGLang allocates those on CUDA only: a GPU server gathers a rank's rows there\n"
+        "first. Blocks of this size are sent as they lie, on a GPU too. Time: the sum\n"
+        "over transfers, by TCP on loopback, while decode ranks that wait for KV keep the\n"
+        "cores busy; benchmarks/ measures transfers alone."
     )
 
 

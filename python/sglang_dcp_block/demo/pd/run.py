@@ -27,7 +27,7 @@ def run(plan: Plan, console: Console, options: Options) -> list[str]:
     """
     model = built(plan.model, plan.title, console)
     pairs = len(plan.prefills) * len(plan.decodes)
-    with Steps(console, total=2 + len(plan.prefills) + len(plan.decodes) + pairs) as steps:
+    with Steps(console, total=2 + len(plan.prefills) + len(plan.decodes) + 2 * pairs) as steps:
         runner = _Runner(plan, model, steps, options)
         wanted = runner.reference()
         routes = runner.routes()
@@ -81,6 +81,8 @@ class _Runner:
         timeout = self.options.answer_timeout
         # The KV of the pair before must not be found again.
         prefill.ask("/flush_cache", {}, timeout)
+        with self.steps.step(f"{prefill.case.name} -> {decode.case.name}: the first transfer, which connects them"):
+            ask_pair(prefill, decode, port, [self.plan.warm_up], NEW_TOKENS, timeout)
         before = self._counters(prefill)
         with self.steps.step(f"{prefill.case.name} -> {decode.case.name}: {self._work()}"):
             for questions in self.plan.rounds:
