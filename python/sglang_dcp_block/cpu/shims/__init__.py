@@ -16,6 +16,7 @@ from sglang_dcp_block.cpu.shims import (
     flashinfer_mla,
     head_padding,
     mla_writer,
+    padded_lengths,
     platform_check,
     prefill_events,
     torch_merge,
@@ -41,6 +42,7 @@ SHIMS: tuple[Shim, ...] = (
     Shim("MLA cache writer", "the writer used off CUDA ignores which rank owns a token", mla_writer.install),
     Shim("FlashInfer MLA", "FlashInfer has no CPU kernels", flashinfer_mla.install),
     Shim("all-to-all", "--dcp-comm-backend a2a exchanges through an operator for CUDA alone", all_to_all.install),
+    Shim("padded lengths", "attention backends for GPUs do not know the name of the question", padded_lengths.install),
     Shim("prefill events", "disaggregated prefill records CUDA events and pins memory", prefill_events.install),
     Shim(
         "torch merge", "optional: the interpreter runs a program per request and head", torch_merge.install, TORCH_MERGE
