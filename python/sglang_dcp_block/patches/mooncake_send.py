@@ -48,13 +48,14 @@ def send_kv(
         sent: int = original(self, mooncake_session_id, prefill_kv_indices, dst_kv_ptrs, dst_kv_indices, **chunk)
         return sent
 
+    _last_send.settled = False
     block_size = peer.block_size_of(registration := self.decode_kv_args_table.get(mooncake_session_id))
     if block_size == 1:
         with counted(mooncake_session_id, TOKENS) as as_tokens:
             return _noted(as_tokens, as_upstream())
     status, reason = FAILED, ""
     transfer: Transfer | None = None
-    room, _last_send.settled = _room_of(self, mooncake_session_id, dst_kv_indices), False
+    room = _room_of(self, mooncake_session_id, dst_kv_indices)
     try:
         buffers = _buffers(self, dst_kv_ptrs, chunk)
         direct = mooncake_pack.goes_direct(self, registration)
