@@ -17,6 +17,14 @@ MLA_BACKENDS = ("flashinfer", "triton", "trtllm_mla", "cutedsl_mla")
 # Decode kernels that take page tables, with the page sizes in tokens that they know.
 PAGE_TABLE_BACKENDS = ("trtllm_mla", "cutedsl_mla")
 PAGE_TABLE_SIZES = (32, 64)
+# HiCache: I/O backend and layout of host memory, in the pairs that move MLA's KV; and where pages may go from there.
+HOST_TRANSFERS = (
+    ("kernel", "layer_first"),
+    ("kernel", "page_first"),
+    ("direct", "layer_first"),
+    ("direct", "page_first_direct"),
+)
+HOST_STORAGE = ("file",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,9 @@ class Facts:
     is_encoder_decoder: bool = False
     unified_memory: bool = False
     hierarchical_cache: bool = False
+    host_io_backend: str = "kernel"
+    host_layout: str = "page_first"
+    host_storage: str | None = None
     decode_kv_offload: bool = False
     two_batch_overlap: bool = False
     diffusion_llm: bool = False
@@ -109,6 +120,13 @@ def _mixed_kv_heads(facts: Facts) -> str | None:
     if facts.is_mla or facts.dcp_size == 1 or facts.kv_head_groups % facts.num_kv_heads == 0:
         return None
     return f"{facts.num_kv_heads} KV heads at --tp-size {facts.tp_size}, --dcp-size {facts.dcp_size}"
+
+
+def _wrong_host_transfer(facts: Facts) -> str | None:
+    pair = (facts.host_io_backend, facts.host_layout)
+    if not facts.hierarchical_cache or pair in HOST_TRANSFERS:
+        return None
+    return "--hicache-io-backend {} with --hicache-mem-layout {}".format(*pair)
 
 
 RULES: tuple[Rule, ...] = (
@@ -204,8 +222,30 @@ RULES: tuple[Rule, ...] = (
          "no two-batch overlap", "Leave the flag out."),
     Rule("unified memory pool", _is("unified_memory", "--enable-unified-memory"),
          "the static KV pool", "Leave the flag out."),
-    Rule("HiCache", _is("hierarchical_cache", "--enable-hierarchical-cache"),
-         "KV on the GPU alone", "Leave the flag out: HiCache keys do not carry the layout yet."),
+    Rule(
+        "HiCache transfers that nobody tried",
+        _wrong_host_transfer,
+        "one of " + ", ".join(f"{backend} with {layout}" for backend, layout in HOST_TRANSFERS),
+        "Leave --hicache-io-backend and --hicache-mem-layout out, or pass such a pair.",
+    ),
+    Rule(
+        "HiCache with prefill/decode disaggregation",
+        lambda f: (
+            f"--enable-hierarchical-cache with --disaggregation-mode {f.disaggregation_mode}"
+            if f.hierarchical_cache and f.disaggregation_mode != "null"
+            else None
+        ),
+        "HiCache on a server that prefills and decodes",
+        "Leave --enable-hierarchical-cache out.",
+    ),
+    Rule(
+        "HiCache storage that nobody tried",
+        lambda f: (
+            f"--hicache-storage-backend {f.host_storage}" if f.host_storage not in (None, *HOST_STORAGE) else None
+        ),
+        f"no third tier, or {' or '.join(HOST_STORAGE)}",
+        f"Leave --hicache-storage-backend out, or pass {' or '.join(HOST_STORAGE)}.",
+    ),
     Rule("decode KV offload", _is("decode_kv_offload", "--disaggregation-decode-enable-offload-kvcache"),
          "no decode KV offload", "Leave the flag out."),
     Rule("LMCache", _is("lmcache", "--enable-lmcache"), "SGLang's own radix cache", "Leave the flag out."),

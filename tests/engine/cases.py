@@ -87,11 +87,15 @@ def assert_same(got: Answers, want: Answers, tolerance: float = TOLERANCE) -> No
 
 
 def assert_nothing_lost(states: list[dict[str, Any]]) -> None:
-    """With no request left and the prefix cache evicted, each rank's allocator holds every page, each once."""
+    """With no request left and the prefix cache evicted, each rank's allocator holds every page, each once.
+
+    So does the pool of host memory, where there is one.
+    """
     assert states
     for state in states:
         everything = list(range(1, state["num_pages"] + 1))
         assert state["free_pages"] == everything, state["dcp_rank"]
+        assert state.get("free_host_slots", []) == list(range(state.get("num_host_slots", 0))), state["dcp_rank"]
 
 
 def keys_by_position(state: dict[str, Any]) -> dict[tuple[int, ...], list[torch.Tensor]]:

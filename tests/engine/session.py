@@ -29,6 +29,7 @@ class Completion:
     ids: list[int]
     logprobs: list[float]
     cached: int
+    from_host: int = 0  # of the cached tokens, those that HiCache loaded back
     retracted: int | None = None
     finish: Any = None
 

@@ -62,6 +62,7 @@ def trimmed(output: dict) -> dict:
         "ids": output["output_ids"],
         "logprobs": [entry[0] for entry in meta["output_token_logprobs"]],
         "cached": meta.get("cached_tokens"),
+        "from_host": (meta.get("cached_tokens_details") or {}).get("host", 0),
         "retracted": meta.get("num_retractions"),
         "finish": meta.get("finish_reason"),
     }

@@ -45,7 +45,8 @@ def family(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[Child], list[
     runtime_context = pytest.importorskip("sglang.srt.runtime_context")
     monkeypatch.setattr(runtime_context, "get_server_args", lambda: None)
     monkeypatch.setattr(arming, "armed_block_size", lambda _: 8)
-    monkeypatch.setattr(arming, "_resolved", lambda _: SimpleNamespace(disaggregation_mode="null"))
+    resolved = SimpleNamespace(disaggregation_mode="null", enable_hierarchical_cache=False)
+    monkeypatch.setattr(arming, "_resolved", lambda _: resolved)
     monkeypatch.setattr(arming, "_schedulers_on_node", lambda _: 2)
     quits: list[int] = []
     before = signal.signal(signal.SIGQUIT, lambda *_: quits.append(1))

@@ -18,7 +18,7 @@ import torch
 from sglang_dcp_block.cpu import cpu_environment, plugin
 from sglang_dcp_block.cpu.environment import DEFAULTS, PRELOAD, REQUIRED, SWITCH
 from sglang_dcp_block.cpu.preload import sgl_kernel
-from sglang_dcp_block.cpu.shims import ShimError, flashinfer_mla, install_all, platform_check, torch_merge
+from sglang_dcp_block.cpu.shims import ShimError, flashinfer_mla, host_cache, install_all, platform_check, torch_merge
 from sglang_dcp_block.cpu.shims.target import find, replace_function, shadow_global
 from sglang_dcp_block.cpu.shims.torch_on_cpu import TorchOnCpu
 
@@ -323,6 +323,93 @@ def test_torch_merge_adds_up_to_full_attention(natural: bool) -> None:
     full, lse = flashinfer_mla.attention(q, k, v, 0.4, False)
     torch.testing.assert_close(merged.transpose(0, 1), full)
     torch.testing.assert_close(total, lse if natural else lse * math.log2(math.e))
+
+
+class TestHostCache:
+    """Each transfer against a loop over rows; device rows of a layer, host memory by row and by page."""
+
+    LAYERS, PAGE, WIDTH = 3, 4, 2
+    HOST = torch.tensor([*range(20, 24), *range(4, 8)])  # rows of the host's pages 5 and 1
+    DEVICE = torch.tensor([*range(8, 12), *range(16, 20)])
+
+    @pytest.fixture
+    def device(self) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        return [torch.randn(24, 1, self.WIDTH) for _ in range(self.LAYERS)]
+
+    def addresses(self, layers: list[torch.Tensor]) -> torch.Tensor:
+        return torch.tensor([layer.data_ptr() for layer in layers], dtype=torch.uint64)
+
+    def moved(self, device: list[torch.Tensor]) -> torch.Tensor:
+        """``[layer, host row, 1, width]`` after all layers went to the host."""
+        host = torch.zeros(self.LAYERS, 28, 1, self.WIDTH)
+        for layer, rows in enumerate(device):
+            for host_row, row in zip(self.HOST.tolist(), self.DEVICE.tolist(), strict=True):
+                host[layer, host_row] = rows[row]
+        return host
+
+    def test_layer_first(self, device: list[torch.Tensor]) -> None:
+        item = self.WIDTH * 4
+        host, direct = torch.zeros(2, self.LAYERS, 28, 1, self.WIDTH)
+        tables = self.addresses(device), self.addresses([*host])
+        host_cache.all_layers(*tables, self.DEVICE, self.HOST, item, self.LAYERS)
+        host_cache.direct(device, [*direct], self.DEVICE, self.HOST, self.PAGE)
+        assert torch.equal(host, self.moved(device))
+        assert torch.equal(direct, host)
+        for layer in range(self.LAYERS):
+            back, same = torch.zeros(2, 24, 1, self.WIDTH)
+            host_cache.one_layer(host[layer], back, self.HOST, self.DEVICE, item)
+            host_cache.direct([host[layer]], [same], self.HOST, self.DEVICE, self.PAGE)
+            assert torch.equal(back[self.DEVICE], device[layer][self.DEVICE])
+            assert back.count_nonzero() == self.DEVICE.numel() * self.WIDTH
+            assert torch.equal(same, back)
+
+    def test_page_first(self, device: list[torch.Tensor]) -> None:
+        item = self.WIDTH * 4
+        host = torch.zeros(28, self.LAYERS, 1, self.WIDTH)
+        table = self.addresses(device)
+        host_cache.all_layers_to_pages(table, host, self.DEVICE, self.HOST, item, item * self.LAYERS, self.LAYERS)
+        assert torch.equal(host.transpose(0, 1), self.moved(device))
+        for layer in range(self.LAYERS):
+            back = torch.zeros(24, 1, self.WIDTH)
+            host_cache.one_layer_of_pages(host, back, self.HOST, self.DEVICE, layer, item, item * self.LAYERS)
+            assert torch.equal(back[self.DEVICE], device[layer][self.DEVICE])
+
+    def test_page_first_direct(self, device: list[torch.Tensor]) -> None:
+        """Pages are moved whole, by the first of their rows: what the others say is not read."""
+        host = torch.zeros(7, self.LAYERS, self.PAGE, 1, self.WIDTH)
+        first_rows = self.DEVICE.clone()
+        first_rows[1 :: self.PAGE] = 0
+        host_cache.all_layers_direct_to_pages(device, [host], first_rows, self.HOST, self.PAGE)
+        assert torch.equal(host.transpose(0, 1).reshape(self.LAYERS, 28, 1, self.WIDTH), self.moved(device))
+        for layer in range(self.LAYERS):
+            back = torch.zeros(24, 1, self.WIDTH)
+            host_cache.one_layer_direct_of_pages([host], [back], self.HOST, first_rows, layer, self.PAGE)
+            assert torch.equal(back[self.DEVICE], device[layer][self.DEVICE])
+
+    def test_nothing_to_move(self, device: list[torch.Tensor]) -> None:
+        none, table = self.HOST[:0], self.addresses(device)
+        host_cache.all_layers(table, table, none, none, 8, self.LAYERS)
+        host_cache.all_layers_to_pages(table, device[0], none, none, 8, 8, self.LAYERS)
+
+    @pytest.mark.parametrize(
+        ("src", "dst", "text"),
+        [
+            (HOST.int(), DEVICE, "source rows: expected int64, got torch.int32"),
+            (HOST, DEVICE - 9, "destination rows: expected none below 0, got -1"),
+            (HOST[:4], DEVICE, "expected as many source as destination rows, in pages of 4, got 4 and 8"),
+            (HOST[:6], DEVICE[:6], "expected as many source as destination rows, in pages of 4, got 6 and 6"),
+        ],
+    )
+    def test_rows_that_a_kernel_would_not_take(self, src: torch.Tensor, dst: torch.Tensor, text: str) -> None:
+        buffer = torch.zeros(30, 1, self.WIDTH)
+        with pytest.raises(ValueError, match=text):
+            host_cache.direct([buffer], [buffer], src, dst, self.PAGE)
+
+    def test_the_number_of_layers_is_that_of_the_table(self, device: list[torch.Tensor]) -> None:
+        table = self.addresses(device)
+        with pytest.raises(ValueError, match="expected the addresses of 4 layers, got 3"):
+            host_cache.all_layers(table, table, self.DEVICE, self.DEVICE, 8, 4)
 
 
 def test_torch_on_cpu() -> None:

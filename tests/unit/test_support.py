@@ -82,7 +82,28 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "pipeline parallelism": [({"pp_size": 2}, "--pp-size 2")],
     "two-batch overlap": [({"two_batch_overlap": True}, "--enable-two-batch-overlap")],
     "unified memory pool": [({"unified_memory": True}, "--enable-unified-memory")],
-    "HiCache": [({"hierarchical_cache": True}, "--enable-hierarchical-cache")],
+    "HiCache transfers that nobody tried": [
+        (
+            {"hierarchical_cache": True, "host_io_backend": backend, "host_layout": layout},
+            f"--hicache-io-backend {backend} with --hicache-mem-layout {layout}",
+        )
+        for backend, layout in (
+            ("kernel", "page_first_direct"),
+            ("kernel", "page_head"),
+            ("direct", "page_first"),
+            ("kernel_ascend", "page_first_kv_split"),
+        )
+    ],
+    "HiCache with prefill/decode disaggregation": [
+        (
+            {"hierarchical_cache": True, "disaggregation_mode": "prefill", "transfer_backend": "mooncake"},
+            "--enable-hierarchical-cache with --disaggregation-mode prefill",
+        )
+    ],
+    "HiCache storage that nobody tried": [
+        ({"hierarchical_cache": True, "host_storage": storage}, f"--hicache-storage-backend {storage}")
+        for storage in ("mooncake", "nixl", "dynamic")
+    ],
     "decode KV offload": [({"decode_kv_offload": True}, "--disaggregation-decode-enable-offload-kvcache")],
     "LMCache": [({"lmcache": True}, "--enable-lmcache")],
     "HiSparse": [({"hisparse": True}, "--enable-hisparse")],
@@ -155,8 +176,8 @@ def test_every_fact_is_asked_for() -> None:
     for rule in RULES:
         rule.got(Spy())  # type: ignore[arg-type]
     unread = {field.name for field in dataclasses.fields(Facts)} - read
-    # Which transfer engine moves KV is asked for under disaggregation only.
-    assert unread <= {"transfer_backend"}, unread
+    # Which transfer engine moves KV is asked for under disaggregation only, how HiCache moves it only with HiCache.
+    assert unread <= {"transfer_backend", "host_io_backend", "host_layout"}, unread
 
 
 @pytest.mark.parametrize(
@@ -181,6 +202,10 @@ def test_every_fact_is_asked_for() -> None:
             "kv_cache_dtype": "fp8_e4m3",
         },
         {"is_mla": True, "prefill_backend": "trtllm_mla", "decode_backend": "flashinfer", "page_size": 16},
+        {"hierarchical_cache": True},
+        {"hierarchical_cache": True, "host_storage": "file"},
+        {"hierarchical_cache": True, "host_io_backend": "direct", "host_layout": "page_first_direct"},
+        {"host_layout": "page_head"},
     ],
     ids=str,
 )
@@ -189,7 +214,7 @@ def test_what_is_supported_passes(changes: dict[str, Any]) -> None:
 
 
 def test_several_refusals_are_listed_together() -> None:
-    facts = dataclasses.replace(BASE, decode_backend="fa3", pp_size=4, hierarchical_cache=True)
+    facts = dataclasses.replace(BASE, decode_backend="fa3", pp_size=4, unified_memory=True)
     with pytest.raises(BlockSizeError) as refused:
         support.require_supported(facts)
     first, *lines = str(refused.value).splitlines()
@@ -197,7 +222,7 @@ def test_several_refusals_are_listed_together() -> None:
     assert [line.strip().partition(":")[0] for line in lines] == [
         "attention backends without a block path",
         "pipeline parallelism",
-        "HiCache",
+        "unified memory pool",
     ]
 
 

@@ -34,16 +34,21 @@ def arm_process(result: Any, server_args: Any, *, role: str, **_: Any) -> None:
         from sglang_dcp_block.patches.startup_points import CONTROLLER_POINTS, LAUNCHER_POINTS
 
         if role == "scheduler":
-            from sglang_dcp_block.patches.points import scheduler_points
-
             active.activate(DcpLayout(_resolved(server_args).dcp_size, block_size))
-            register.arm(scheduler_points(mode))
+            register.arm(_points_of_schedulers(server_args))
         elif role == "tokenizer":
             register.arm(LAUNCHER_POINTS)
         elif role == "dp_controller":
             register.arm(CONTROLLER_POINTS)
     if mode == "prefill":
         _arm_prefill(server_args, role)
+
+
+def _points_of_schedulers(server_args: Any) -> tuple[register.PatchPoint, ...]:
+    from sglang_dcp_block.patches.points import scheduler_points
+
+    cfg = _resolved(server_args)
+    return scheduler_points(cfg.disaggregation_mode, bool(cfg.enable_hierarchical_cache))
 
 
 def _arm_prefill(server_args: Any, role: str) -> None:
@@ -74,10 +79,9 @@ def report_layout(result: dict[str, Any], scheduler: Any) -> dict[str, Any]:
     from sglang.srt.runtime_context import get_parallel, get_server_args
 
     from sglang_dcp_block.patches.model_check import require_full_attention
-    from sglang_dcp_block.patches.points import scheduler_points
 
     require_full_attention(scheduler.tp_worker.model_runner.model)
-    points = scheduler_points(_resolved(get_server_args()).disaggregation_mode)
+    points = _points_of_schedulers(get_server_args())
     register.verify(points)
     layout, allocator = active.layout(), scheduler.token_to_kv_pool_allocator
     report = Report(
@@ -114,10 +118,8 @@ def require_ranks_agree(
     """
     from sglang.srt.runtime_context import get_server_args
 
-    from sglang_dcp_block.patches.points import scheduler_points
-
     server_args = get_server_args()
-    points = scheduler_points(_resolved(server_args).disaggregation_mode)
+    points = _points_of_schedulers(server_args)
     block_size = armed_block_size(server_args)
     assert block_size is not None, "armed by arm_process, which read the same record"
     try:

@@ -214,7 +214,7 @@ def _finish(server_args: Any, previous: Step) -> None:
         require_supported(facts)
         if facts.disaggregation_mode == "decode" and block_size > 1:
             pd_release.require_hold_at_start()
-        register.check(server_points(facts.disaggregation_mode))
+        register.check(server_points(facts.disaggregation_mode, facts.hierarchical_cache))
         if request.value != block_size:
             logger.warning("%s %s resolves to blocks of %d tokens.", request.source, request.value, block_size)
     setattr(server_args, _RESOLVED, block_size if armed else 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-current: str | None = None  # "off:<last part of a target>", "door:<fault>", "leak", or None
+current: str | None = None  # "off:<last part of a target>", "door:<fault>", "leak", "host:<fault>", or None
 
 
 def install() -> None:
@@ -13,6 +13,7 @@ def install() -> None:
     points.KV_POINTS = tuple(switchable(p, is_off) for p in points.KV_POINTS)
     write_door.place_slots = faulty_door(write_door.place_slots)
     leak_pages()
+    spoil_host_tier()
 
 
 def is_off(target: str) -> bool:
@@ -50,3 +51,24 @@ def leak_pages() -> None:
     for method in ("free", "free_segment"):
         target = f"sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.{method}"
         HookRegistry.register(target, forget_one, HookType.AROUND)
+
+
+def spoil_host_tier() -> None:
+    """Under "host:rows-swapped", neighbouring rows change places on their way back; under "host:leak", slots get lost."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def load_swapped(original, pool, device_pool, host_indices, device_indices, *args, **kwargs):
+        if current == "host:rows-swapped":
+            page = device_indices.view(-1, pool.logical_page_size)
+            device_indices = page.view(len(page), -1, 2).flip(-1).reshape(-1)
+        return original(pool, device_pool, host_indices, device_indices, *args, **kwargs)
+
+    def forget_one(original, pool, indices, *args, **kwargs):
+        if current == "host:leak" and indices.numel() > 0:
+            indices = indices[pool.logical_page_size :]
+        return original(pool, indices, *args, **kwargs)
+
+    pools = "sglang.srt.mem_cache.pool_host"
+    load = f"{pools}.mla.MLATokenToKVPoolHost.load_to_device_per_layer"
+    HookRegistry.register(load, load_swapped, HookType.AROUND)
+    HookRegistry.register(f"{pools}.base.HostKVCache.free", forget_one, HookType.AROUND)

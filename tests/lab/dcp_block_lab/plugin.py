@@ -52,10 +52,18 @@ def on_flush(original, scheduler, *args, **kwargs):
 
 
 def give_back_cached_pages(scheduler) -> None:
-    """Evict the whole prefix cache: what the allocator then lacks, nobody will ever free."""
+    """Evict the whole prefix cache: what the allocators then lack, nobody will ever free."""
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
     scheduler.tree_cache.evict(EvictParams(num_tokens=scheduler.token_to_kv_pool_allocator.size))
+    if (host := host_pool(scheduler)) is not None:
+        scheduler.tree_cache.evict_host(host.logical_size)
+
+
+def host_pool(scheduler):
+    """HiCache's pool of host memory, or None."""
+    controller = getattr(scheduler.tree_cache, "cache_controller", None)
+    return None if controller is None else controller.mem_pool_host.anchor_entry.host_pool
 
 
 def obey(order: dict) -> None:
@@ -85,6 +93,9 @@ def snapshot(scheduler) -> dict:
         "free_pages": sorted(allocator.get_all_free_pages().tolist()),
         "released": list(released),
     }
+    if (host := host_pool(scheduler)) is not None:
+        state["num_host_slots"] = host.logical_size
+        state["free_host_slots"] = sorted(torch.cat([host.free_slots, *host.release_slots]).tolist())
     released.clear()
     return state
 

@@ -15,6 +15,7 @@ from sglang_dcp_block.cpu.shims import (
     all_to_all,
     flashinfer_mla,
     head_padding,
+    host_cache,
     mla_writer,
     padded_lengths,
     platform_check,
@@ -43,6 +44,7 @@ SHIMS: tuple[Shim, ...] = (
     Shim("FlashInfer MLA", "FlashInfer has no CPU kernels", flashinfer_mla.install),
     Shim("all-to-all", "--dcp-comm-backend a2a exchanges through an operator for CUDA alone", all_to_all.install),
     Shim("padded lengths", "attention backends for GPUs do not know the name of the question", padded_lengths.install),
+    Shim("host cache", "HiCache moves and pins KV with CUDA kernels and calls", host_cache.install),
     Shim("prefill events", "disaggregated prefill records CUDA events and pins memory", prefill_events.install),
     Shim(
         "torch merge", "optional: the interpreter runs a program per request and head", torch_merge.install, TORCH_MERGE
