@@ -29,7 +29,8 @@ class Completion:
     ids: list[int]
     logprobs: list[float]
     cached: int
-    from_host: int = 0  # of the cached tokens, those that HiCache loaded back
+    from_host: int = 0  # of the cached tokens, those that HiCache loaded from host memory
+    from_storage: int = 0  # and from storage
     retracted: int | None = None
     finish: Any = None
 

@@ -58,11 +58,13 @@ def carry_out(engine, command: dict):
 
 def trimmed(output: dict) -> dict:
     meta = output["meta_info"]
+    sources = meta.get("cached_tokens_details") or {}
     return {
         "ids": output["output_ids"],
         "logprobs": [entry[0] for entry in meta["output_token_logprobs"]],
         "cached": meta.get("cached_tokens"),
-        "from_host": (meta.get("cached_tokens_details") or {}).get("host", 0),
+        "from_host": sources.get("host", 0),
+        "from_storage": sources.get("storage", 0),
         "retracted": meta.get("num_retractions"),
         "finish": meta.get("finish_reason"),
     }
