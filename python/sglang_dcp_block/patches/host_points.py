@@ -27,7 +27,7 @@ HOST_POINTS: tuple[PatchPoint, ...] = (
              "Moves whole virtual pages, and takes this rank's rows of them from maybe_dcp_kernel_indices."),
             (f"{_POOL}.mla.MLATokenToKVPoolHost.load_to_device_per_layer",
              "Moves whole virtual pages, and takes this rank's rows of them from maybe_dcp_kernel_indices."),
-            (f"{_POOL}.base.HostKVCache.alloc", "Hands out whole virtual pages of host slots, in order."),
+            (f"{_POOL}.base.HostKVCache", "Hands out host slots by whole virtual pages, in order."),
             (f"{_CONTROLLER}.HiCacheController.move_indices", "Keeps the slots of a virtual page together and in order."),
             (f"{_CONTROLLER}.HiCacheController._generate_storage_config", "Names pages through storage_model_name."),
             ("sglang.srt.mem_cache.hicache_storage.HiCacheFile.__init__",

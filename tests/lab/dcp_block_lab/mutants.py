@@ -54,14 +54,18 @@ def leak_pages() -> None:
 
 
 def spoil_host_tier() -> None:
-    """Under "host:rows-swapped", neighbouring rows change places on their way back; under "host:leak", slots get lost."""
+    """Faults of HiCache's host tier.
+
+    Under "host:rows-swapped", neighbouring rows change places on their way back, under "host:not-loaded" they stay there,
+    and under "host:leak" the pool forgets the first page of everything that is freed.
+    """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    def load_swapped(original, pool, device_pool, host_indices, device_indices, *args, **kwargs):
+    def load_badly(original, pool, device_pool, host_indices, device_indices, *args, **kwargs):
         if current == "host:rows-swapped":
-            page = device_indices.view(-1, pool.logical_page_size)
-            device_indices = page.view(len(page), -1, 2).flip(-1).reshape(-1)
-        return original(pool, device_pool, host_indices, device_indices, *args, **kwargs)
+            device_indices = device_indices.view(-1, 2).flip(-1).reshape(-1)
+        if current != "host:not-loaded":
+            original(pool, device_pool, host_indices, device_indices, *args, **kwargs)
 
     def forget_one(original, pool, indices, *args, **kwargs):
         if current == "host:leak" and indices.numel() > 0:
@@ -70,5 +74,5 @@ def spoil_host_tier() -> None:
 
     pools = "sglang.srt.mem_cache.pool_host"
     load = f"{pools}.mla.MLATokenToKVPoolHost.load_to_device_per_layer"
-    HookRegistry.register(load, load_swapped, HookType.AROUND)
+    HookRegistry.register(load, load_badly, HookType.AROUND)
     HookRegistry.register(f"{pools}.base.HostKVCache.free", forget_one, HookType.AROUND)

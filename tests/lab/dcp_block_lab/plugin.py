@@ -55,8 +55,11 @@ def give_back_cached_pages(scheduler) -> None:
     """Evict the whole prefix cache: what the allocators then lack, nobody will ever free."""
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+    host = host_pool(scheduler)
+    if host is not None:
+        scheduler.tree_cache.check_hicache_events()  # copies that are done still hold their pages until then
     scheduler.tree_cache.evict(EvictParams(num_tokens=scheduler.token_to_kv_pool_allocator.size))
-    if (host := host_pool(scheduler)) is not None:
+    if host is not None:
         scheduler.tree_cache.evict_host(host.logical_size)
 
 
