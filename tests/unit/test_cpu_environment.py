@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 import torch
@@ -348,49 +349,62 @@ class TestHostCache:
                 host[layer, host_row] = rows[row]
         return host
 
+    def assert_back(self, back: torch.Tensor, layer: torch.Tensor) -> None:
+        assert torch.equal(back[self.DEVICE], layer[self.DEVICE])
+        assert back.count_nonzero() == self.DEVICE.numel() * self.WIDTH, "something else was written"
+
+    # From the device to the host, and back.
+    DOWN: ClassVar[dict[str, torch.Tensor]] = {"src_indices": DEVICE, "dst_indices": HOST}
+    UP: ClassVar[dict[str, torch.Tensor]] = {"src_indices": HOST, "dst_indices": DEVICE}
+    ITEM = WIDTH * 4
+
     def test_layer_first(self, device: list[torch.Tensor]) -> None:
-        item = self.WIDTH * 4
         host, direct = torch.zeros(2, self.LAYERS, 28, 1, self.WIDTH)
-        tables = self.addresses(device), self.addresses([*host])
-        host_cache.all_layers(*tables, self.DEVICE, self.HOST, item, self.LAYERS)
-        host_cache.direct(device, [*direct], self.DEVICE, self.HOST, self.PAGE)
+        tables = {"src_layers": self.addresses(device), "dst_layers": self.addresses([*host])}
+        host_cache.all_layers(**tables, **self.DOWN, item_size=self.ITEM, num_layers=self.LAYERS)
+        host_cache.direct(src_layers=device, dst_layers=[*direct], **self.DOWN, page_size=self.PAGE)
         assert torch.equal(host, self.moved(device))
         assert torch.equal(direct, host)
         for layer in range(self.LAYERS):
             back, same = torch.zeros(2, 24, 1, self.WIDTH)
-            host_cache.one_layer(host[layer], back, self.HOST, self.DEVICE, item)
-            host_cache.direct([host[layer]], [same], self.HOST, self.DEVICE, self.PAGE)
-            assert torch.equal(back[self.DEVICE], device[layer][self.DEVICE])
-            assert back.count_nonzero() == self.DEVICE.numel() * self.WIDTH
-            assert torch.equal(same, back)
+            host_cache.one_layer(src=host[layer], dst=back, **self.UP, item_size=self.ITEM)
+            host_cache.direct(src_layers=[host[layer]], dst_layers=[same], **self.UP, page_size=self.PAGE)
+            self.assert_back(back, device[layer])
+            self.assert_back(same, device[layer])
 
     def test_page_first(self, device: list[torch.Tensor]) -> None:
-        item = self.WIDTH * 4
-        host = torch.zeros(28, self.LAYERS, 1, self.WIDTH)
-        table = self.addresses(device)
-        host_cache.all_layers_to_pages(table, host, self.DEVICE, self.HOST, item, item * self.LAYERS, self.LAYERS)
+        host, row = torch.zeros(28, self.LAYERS, 1, self.WIDTH), self.ITEM * self.LAYERS
+        host_cache.all_layers_to_pages(
+            src_layers=self.addresses(device), dst=host, **self.DOWN, item_size=self.ITEM, dst_layout_dim=row,
+            num_layers=self.LAYERS,
+        )  # fmt: skip
         assert torch.equal(host.transpose(0, 1), self.moved(device))
         for layer in range(self.LAYERS):
             back = torch.zeros(24, 1, self.WIDTH)
-            host_cache.one_layer_of_pages(host, back, self.HOST, self.DEVICE, layer, item, item * self.LAYERS)
-            assert torch.equal(back[self.DEVICE], device[layer][self.DEVICE])
+            sizes = {"item_size": self.ITEM, "src_layout_dim": row}
+            host_cache.one_layer_of_pages(src=host, dst=back, **self.UP, layer_id=layer, **sizes)
+            self.assert_back(back, device[layer])
 
     def test_page_first_direct(self, device: list[torch.Tensor]) -> None:
         """Pages are moved whole, by the first of their rows: what the others say is not read."""
         host = torch.zeros(7, self.LAYERS, self.PAGE, 1, self.WIDTH)
-        first_rows = self.DEVICE.clone()
-        first_rows[1 :: self.PAGE] = 0
-        host_cache.all_layers_direct_to_pages(device, [host], first_rows, self.HOST, self.PAGE)
+        rows = self.DEVICE.clone()
+        rows[1 :: self.PAGE] = 0
+        host_cache.all_layers_direct_to_pages(
+            src_ptrs=device, dst_ptrs=[host], src_indices=rows, dst_indices=self.HOST, page_size=self.PAGE
+        )
         assert torch.equal(host.transpose(0, 1).reshape(self.LAYERS, 28, 1, self.WIDTH), self.moved(device))
         for layer in range(self.LAYERS):
             back = torch.zeros(24, 1, self.WIDTH)
-            host_cache.one_layer_direct_of_pages([host], [back], self.HOST, first_rows, layer, self.PAGE)
-            assert torch.equal(back[self.DEVICE], device[layer][self.DEVICE])
+            ways = {"src_ptrs": [host], "dst_ptrs": [back], "src_indices": self.HOST, "dst_indices": rows}
+            host_cache.one_layer_direct_of_pages(**ways, layer_id=layer, page_size=self.PAGE)
+            self.assert_back(back, device[layer])
 
     def test_nothing_to_move(self, device: list[torch.Tensor]) -> None:
         none, table = self.HOST[:0], self.addresses(device)
-        host_cache.all_layers(table, table, none, none, 8, self.LAYERS)
-        host_cache.all_layers_to_pages(table, device[0], none, none, 8, 8, self.LAYERS)
+        rows = {"src_indices": none, "dst_indices": none, "item_size": 8, "num_layers": self.LAYERS}
+        host_cache.all_layers(src_layers=table, dst_layers=table, **rows)
+        host_cache.all_layers_to_pages(src_layers=table, dst=device[0], dst_layout_dim=8, **rows)
 
     @pytest.mark.parametrize(
         ("src", "dst", "text"),
@@ -402,14 +416,15 @@ class TestHostCache:
         ],
     )
     def test_rows_that_a_kernel_would_not_take(self, src: torch.Tensor, dst: torch.Tensor, text: str) -> None:
-        buffer = torch.zeros(30, 1, self.WIDTH)
+        layers = [torch.zeros(30, 1, self.WIDTH)]
+        rows = {"src_indices": src, "dst_indices": dst}
         with pytest.raises(ValueError, match=text):
-            host_cache.direct([buffer], [buffer], src, dst, self.PAGE)
+            host_cache.direct(src_layers=layers, dst_layers=layers, **rows, page_size=self.PAGE)
 
     def test_the_number_of_layers_is_that_of_the_table(self, device: list[torch.Tensor]) -> None:
         table = self.addresses(device)
         with pytest.raises(ValueError, match="expected the addresses of 4 layers, got 3"):
-            host_cache.all_layers(table, table, self.DEVICE, self.DEVICE, 8, 4)
+            host_cache.all_layers(src_layers=table, dst_layers=table, **self.DOWN, item_size=8, num_layers=4)
 
 
 def test_torch_on_cpu() -> None:

@@ -3,7 +3,8 @@
 The pools, the radix tree, the controller and its index arithmetic are SGLang's own; torch's own CPU streams and events
 stand for the device's.  Row numbers select what is copied, as in the kernels of ``sgl_kernel.kvcacheio``: rows of
 ``item_size`` bytes, or, between a layer and a page-first host page, the page that the first of each ``page_size`` row
-numbers names.  A row number that the kernels would skip or read past a buffer with is an error here where it can be seen.
+numbers names.  Arguments come by name, as SGLang gives them.  A row number that a kernel would skip, or read past a
+buffer with, is an error here where it can be seen.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _layer(pointer: int, indices: torch.Tensor, row_bytes: int) -> torch.Tensor:
 
 
 def one_layer(
-    src: torch.Tensor, dst: torch.Tensor, src_indices: torch.Tensor, dst_indices: torch.Tensor, item_size: int
+    *, src: torch.Tensor, src_indices: torch.Tensor, dst: torch.Tensor, dst_indices: torch.Tensor, item_size: int
 ) -> None:
     """``transfer_kv_per_layer_mla``: rows of one layer to rows of one layer."""
     _check(src_indices, dst_indices)
@@ -58,13 +59,14 @@ def one_layer(
 
 
 def one_layer_of_pages(
+    *,
     src: torch.Tensor,
-    dst: torch.Tensor,
     src_indices: torch.Tensor,
-    dst_indices: torch.Tensor,
-    layer_id: int,
-    item_size: int,
     src_layout_dim: int,
+    dst: torch.Tensor,
+    dst_indices: torch.Tensor,
+    item_size: int,
+    layer_id: int,
 ) -> None:
     """``transfer_kv_per_layer_mla_pf_lf``: rows of all layers (``src_layout_dim`` bytes each) to rows of one layer."""
     _check(src_indices, dst_indices)
@@ -73,9 +75,10 @@ def one_layer_of_pages(
 
 
 def all_layers(
+    *,
     src_layers: torch.Tensor,
-    dst_layers: torch.Tensor,
     src_indices: torch.Tensor,
+    dst_layers: torch.Tensor,
     dst_indices: torch.Tensor,
     item_size: int,
     num_layers: int,
@@ -89,12 +92,13 @@ def all_layers(
 
 
 def all_layers_to_pages(
+    *,
     src_layers: torch.Tensor,
-    dst: torch.Tensor,
     src_indices: torch.Tensor,
+    dst: torch.Tensor,
     dst_indices: torch.Tensor,
-    item_size: int,
     dst_layout_dim: int,
+    item_size: int,
     num_layers: int,
 ) -> None:
     """``transfer_kv_all_layer_mla_lf_pf``: rows of each layer, by address, to rows of all layers."""
@@ -115,9 +119,10 @@ def _addresses(layers: torch.Tensor, num_layers: int) -> list[int]:
 
 
 def direct(
+    *,
     src_layers: Sequence[torch.Tensor],
-    dst_layers: Sequence[torch.Tensor],
     src_indices: torch.Tensor,
+    dst_layers: Sequence[torch.Tensor],
     dst_indices: torch.Tensor,
     page_size: int,
 ) -> None:
@@ -128,9 +133,10 @@ def direct(
 
 
 def all_layers_direct_to_pages(
+    *,
     src_ptrs: Sequence[torch.Tensor],
-    dst_ptrs: Sequence[torch.Tensor],
     src_indices: torch.Tensor,
+    dst_ptrs: Sequence[torch.Tensor],
     dst_indices: torch.Tensor,
     page_size: int,
 ) -> None:
@@ -143,12 +149,13 @@ def all_layers_direct_to_pages(
 
 
 def one_layer_direct_of_pages(
+    *,
     src_ptrs: Sequence[torch.Tensor],
-    dst_ptrs: Sequence[torch.Tensor],
     src_indices: torch.Tensor,
+    dst_ptrs: Sequence[torch.Tensor],
     dst_indices: torch.Tensor,
-    layer_id: int,
     page_size: int,
+    layer_id: int,
 ) -> None:
     """``transfer_kv_per_layer_direct_pf_lf``: one layer of a host page to a run of rows."""
     _check(src_indices, dst_indices, page_size)
