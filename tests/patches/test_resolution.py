@@ -32,6 +32,8 @@ ONE_OF_EACH = [
     "sglang.srt.layers.dcp.layout.get_dcp_lens",
     "sglang.srt.mem_cache.kv_loc_plan.KVLocPlan",
 ]
+HICACHE = "--enable-hierarchical-cache"
+STORAGE_NAME = "sglang.srt.managers.cache_controller.storage_model_name"
 
 
 def gqa(folder: Path) -> str:
@@ -130,6 +132,14 @@ def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
         "unknown version, nothing asked for": with_argv(model, upstream={"version": "0.5.99"}),
         **{f"altered {t}": with_argv(model, flag, "16", upstream={"altered": t}) for t in ONE_OF_EACH},
         **{f"hold, {name}": held(mla, **case) for name, case in HOLDS.items()},
+        "HiCache": with_argv(mla, flag, "16", HICACHE),
+        "HiCache, GQA": with_argv(model, flag, "16", HICACHE),
+        "HiCache, direct": with_argv(mla, flag, "16", HICACHE, "--hicache-io-backend", "direct"),
+        "HiCache, page_head": with_argv(mla, flag, "16", HICACHE, "--hicache-mem-layout", "page_head"),
+        "HiCache, file": with_argv(mla, flag, "16", HICACHE, "--hicache-storage-backend", "file"),
+        "HiCache, mooncake": with_argv(mla, flag, "16", HICACHE, "--hicache-storage-backend", "mooncake"),
+        "HiCache, altered": with_argv(mla, flag, "16", HICACHE, upstream={"altered": STORAGE_NAME}),
+        "no HiCache, altered": with_argv(mla, flag, "16", upstream={"altered": STORAGE_NAME}),
         "elsewhere": {**with_argv(model, flag, "auto"), "elsewhere": True},
         "elsewhere, one": {**with_argv(model, flag, "1"), "elsewhere": True},
     }
@@ -420,6 +430,25 @@ class TestRefused:
         assert text.startswith("PatchError: cannot place KV in blocks: 1 patch point(s) do not fit SGLang 0.5.23")
         assert f"{target}: source " in text
         assert "expected 0123456789abcdef" in text
+
+    @pytest.mark.parametrize("case", ["HiCache", "HiCache, direct", "HiCache, file", "no HiCache, altered"])
+    def test_hicache_with_what_was_tried(self, answers: dict[str, Any], case: str) -> None:
+        assert answers["cases"][case].get("block_size") == 16, answers["cases"][case]
+
+    @pytest.mark.parametrize(
+        ("case", "text"),
+        [
+            ("HiCache, GQA", "NotImplementedError: HiCache with --dcp-size > 1 is only supported for MLA models"),
+            ("HiCache, page_head", "got --hicache-io-backend kernel with --hicache-mem-layout page_head."),
+            ("HiCache, mooncake", "HiCache storage that nobody tried: expected no third tier, or file, got "
+             "--hicache-storage-backend mooncake."),
+            ("HiCache, altered", f"PatchError: cannot place KV in blocks: 1 patch point(s) do not fit SGLang 0.5.23 (known "
+             f"versions: 0.5.23).\n  {STORAGE_NAME}: source "),
+        ],
+    )  # fmt: skip
+    def test_hicache_with_what_was_not(self, answers: dict[str, Any], case: str, text: str) -> None:
+        """SGLang itself refuses models without MLA."""
+        assert text in refusal(answers["cases"][case])
 
     def test_all_reasons_at_once(self, answers: dict[str, Any]) -> None:
         text = refusal(answers["cases"]["several"])
