@@ -15,7 +15,7 @@ from sglang_dcp_block.cpu.environment import cpu_environment
 HERE = Path(__file__).parent
 
 
-def run_script(name: str, order: Any = None, timeout: float = 300, **environ: str) -> Any:
+def run_script(name: str, order: Any = None, timeout: float = 800, **environ: str) -> Any:
     """Hand ``order`` as JSON to a script of this folder and return its JSON answer."""
     env = {**os.environ, **environ}
     env.update(cpu_environment(2, env))

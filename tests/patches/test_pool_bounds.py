@@ -1,4 +1,4 @@
-"""The last virtual page stays inside every rank's pool, with SGLang's own allocator and its own pool."""
+"""Virtual pages with SGLang's own allocator and its own pool: none reaches beyond a rank's buffer, none is cut short."""
 
 from __future__ import annotations
 
@@ -35,3 +35,22 @@ def test_every_slot_has_a_row_in_the_pool(dcp_size: int, page: int, rows: int) -
             assert own.unique().numel() == own.numel() == len(slots) // dcp_size
             buffer[own] = float(rank)  # raises where a row lies outside
             assert bool((buffer[own] == rank).all())
+
+
+def test_decoding_takes_a_virtual_page_when_one_is_full() -> None:
+    """32 tokens fill a virtual page of two physical ones of 16; the next 32 take one more, not one a physical page."""
+    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+
+    allocator = PagedTokenToKVPoolAllocator(
+        256, page_size=32, dtype=torch.float32, device="cpu", kvcache=None, need_sort=False
+    )
+    slots = allocator.alloc(32)
+    assert slots is not None
+    free = allocator.available_size()
+    for length in range(33, 65):
+        lengths = torch.tensor([length])
+        slots = torch.cat([slots, allocator.alloc_decode(lengths, lengths, slots[-1:])])
+        assert free - allocator.available_size() == 32
+    assert slots.unique().numel() == 64
+    allocator.free(slots)
+    assert allocator.available_size() == 256
