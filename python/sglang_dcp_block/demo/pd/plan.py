@@ -51,7 +51,7 @@ class Plan:
     decodes: tuple[Case, ...]
     rounds: tuple[tuple[Question, ...], ...]  # one after the other; the prompts of a round at once
     warm_up: tuple[int, ...]  # a prompt with blocks for every rank: connections are made at the first transfer
-    minutes: float  # on two cores with little else to do
+    minutes: float  # on two cores with little else to do; an estimate
 
     @property
     def questions(self) -> tuple[Question, ...]:
