@@ -10,9 +10,9 @@ from session import EngineFailed
 
 pytestmark = pytest.mark.slow
 
-# Together they outgrow a pool of 128 tokens, which holds any one of them: 9 to 12 tokens, then 64 more. They are retracted
-# at any length, so the last block is a partial one.
-PROMPTS = [token_list(100 + i, 9 + i) for i in range(4)]
+# A pool of six virtual pages of 16 tokens holds any one of them, 72 tokens, and not all. When the three shorter ones need a
+# second page, the longest is retracted, with 20 tokens: a page and a block of 4, all of whose rows are rank 0's.
+PROMPTS = [token_list(100 + i, length) for i, length in enumerate((8, 5, 5, 5))]
 NEW = 64
 ROOM = {"context_length": 128, "schedule_conservativeness": 0.1}
 
@@ -26,7 +26,7 @@ def test_the_copy_comes_back(start):
         want = named(engine.generate(PROMPTS, NEW))
     small = role(
         "decode",
-        max_total_tokens=64,
+        max_total_tokens=48,
         num_reserved_decode_tokens=1,
         disaggregation_decode_retraction_backup="cpu_tensor",
     )
