@@ -26,6 +26,16 @@ HELP = (
 )
 
 
+GROUP_FLAG = "--dcp-group-pages"
+GROUP_KEYWORD = "dcp_group_pages"
+GROUP_HELP = (
+    "On a prefill server: place the pages of each chunk so that those bound for one of P decode ranks lie side by side, "
+    "for decode servers with --dcp-size P and blocks of a page. On such a decode server: give requests pages with few "
+    "gaps. "
+    f"Example: --disaggregation-mode prefill --page-size 64 {GROUP_FLAG} 8. [sglang-dcp-block]"
+)
+
+
 class BlockSizeError(ValueError):
     """The block size, or something it is combined with, is refused."""
 
@@ -62,6 +72,24 @@ def parse(value: object, source: str) -> Request:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise BlockSizeError(f"{source}: expected a positive number of tokens or 'auto', got {value!r}")
     return Request(value, source)
+
+
+def parse_group_pages(value: object, source: str) -> int:
+    """The number of decode ranks to group pages for, from what a user typed or passed.
+
+    Args:
+        value: an int of 2 or more, or its decimal text.
+        source: how errors name the place it came from.
+    Raises:
+        BlockSizeError: anything else, saying expected and got.
+
+    >>> parse_group_pages("8", "--dcp-group-pages")
+    8
+    """
+    number = int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
+    if isinstance(number, bool) or not isinstance(number, int) or number < 2:
+        raise BlockSizeError(f"{source}: expected the decode servers' --dcp-size, 2 or more, got {value!r}")
+    return number
 
 
 def from_environment(environ: Mapping[str, str]) -> Request | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sglang_dcp_block.config import FLAG, BlockSizeError
+from sglang_dcp_block.config import FLAG, GROUP_FLAG, BlockSizeError
 
 # Attention backends whose DCP path understands blocks, by the kind of attention.
 GQA_BACKENDS = ("triton",)
@@ -297,3 +297,74 @@ def require_supported(facts: Facts) -> None:
     lines = refusals(facts)
     if lines:
         raise BlockSizeError(f"{FLAG} {facts.block_size} cannot be used here:\n  " + "\n  ".join(lines))
+
+
+_LEAVE_OUT = f"Leave {GROUP_FLAG} out."
+# Rules for blocks that hold for a prefill server's allocator and transfer, too.
+_GROUPING_RULES = frozenset(
+    {
+        "platforms other than CUDA",
+        "sliding window attention",
+        "sparse attention",
+        "hybrid linear attention",
+        "encoder-decoder models",
+        "DeepSeek sparse attention (DSA)",
+        "diffusion LLMs",
+        "speculative decoding",
+        "pipeline parallelism",
+        "unified memory pool",
+        "HiCache with prefill/decode disaggregation",
+        "decode KV offload",
+        "LMCache",
+        "HiSparse",
+        "KV cache sharding",
+        "prefill context parallelism",
+        "PD multiplexing",
+        "PD over anything but Mooncake",
+    }
+)
+
+
+def grouping_refusals(facts: Facts, group_pages: int) -> list[str]:
+    """One line for each reason why pages cannot be grouped for ``group_pages`` decode ranks."""
+    mode = facts.disaggregation_mode
+    if mode not in ("prefill", "decode"):
+        return [
+            f"servers that transfer nothing: expected --disaggregation-mode prefill or decode, got {mode}. {_LEAVE_OUT}"
+        ]
+    lines = [
+        f"{rule.feature}: expected {rule.expected}, got {got}. {_LEAVE_OUT}"
+        for rule in RULES
+        if rule.feature in _GROUPING_RULES and (got := rule.got(facts)) is not None
+    ]
+    if not facts.is_mla:
+        lines.append(f"models without MLA: expected an MLA model, which decode servers with blocks need. {_LEAVE_OUT}")
+    if mode == "prefill":
+        if facts.dcp_size > 1:
+            lines.append(
+                f"prefill servers with DCP: expected --dcp-size 1, got {facts.dcp_size}: pages are copied as they are "
+                f"to decode servers of the same size. {_LEAVE_OUT}"
+            )
+        if facts.page_size < 2:
+            lines.append(
+                f"pages of one token: expected the decode servers' --page-size, 2 or more, got {facts.page_size}. "
+                "Pass --page-size on this server, too."
+            )
+    elif (facts.dcp_size, facts.block_size) != (group_pages, facts.page_size):
+        lines.append(
+            f"decode servers of another layout: expected --dcp-size {group_pages} and blocks of a page "
+            f"({FLAG} {facts.page_size}), got --dcp-size {facts.dcp_size} and blocks of {facts.block_size}. "
+            f"Pass {GROUP_FLAG} with this server's --dcp-size, and {FLAG} auto."
+        )
+    return lines
+
+
+def require_groupable(facts: Facts, group_pages: int) -> None:
+    """Refuse to group pages for ``group_pages`` decode ranks if anything stands against it.
+
+    Raises:
+        BlockSizeError: naming every reason at once.
+    """
+    lines = grouping_refusals(facts, group_pages)
+    if lines:
+        raise BlockSizeError(f"{GROUP_FLAG} {group_pages} cannot be used here:\n  " + "\n  ".join(lines))

@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sglang_dcp_block.gpu_check import attention
-from sglang_dcp_block.kernels import compact_indices, kv_indices, neutralise, slot_maps
+from sglang_dcp_block.kernels import compact_indices, group_pages, kv_indices, neutralise, slot_maps
 
 CONSTANTS = {"P": 8, "B": 64, "TILE": 512}
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -69,6 +69,15 @@ def variants() -> dict[str, str]:
             local_indptr_ptr=f"*{index}",
             out_ptr=f"*{index}",
             RANK=3,
+        )
+        done[f"group_pages {index}"] = compile_to_ttir(
+            group_pages._group_pages_kernel,
+            free_pages_ptr="*i64",
+            prefix_lens_ptr=f"*{index}",
+            seq_lens_ptr=f"*{index}",
+            out_ptr="*i64",
+            PAGE_SIZE=64,
+            REQUESTS=32,
         )
         for starts in (None, "*i32", "*i64"):
             done[f"build_kv_indices {index} starts {starts}"] = compile_to_ttir(

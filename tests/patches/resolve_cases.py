@@ -80,6 +80,7 @@ def outcome_of(case: dict[str, Any]) -> dict[str, Any]:
             "backends": attention_backends_of(view),
             "block_size": getattr(record, "_dcp_block_size", None),
             "raw_page_size": record.page_size,
+            "group_pages": getattr(record, "_dcp_group_pages", 0),
         }
         if case.get("elsewhere"):
             outcome["elsewhere"] = elsewhere(record)

@@ -73,6 +73,35 @@ def held(
     return with_argv(model, "--dcp-block-size", block, "--attention-backend", backend, *transfer, **case)
 
 
+ALLOC_EXTEND = "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.alloc_extend"
+
+
+def grouping(model: str, mode: str = "prefill", *argv: str, ranks: str = "2", **case: Any) -> dict[str, Any]:
+    """A server that orders its pages."""
+    transfer = ("--disaggregation-mode", mode, "--disaggregation-transfer-backend", "mooncake_tcp", "--page-size", "16")
+    flags = ("--attention-backend", "flashinfer", "--dcp-group-pages", ranks)
+    return with_argv(model, *transfer, *flags, *argv, dcp=1 if mode == "prefill" else 2, **case)
+
+
+def grouping_cases(model: str, mla: str) -> dict[str, dict[str, Any]]:
+    return {
+        "prefill": grouping(mla),
+        "prefill, 8 ranks": grouping(mla, ranks="8"),
+        "prefill, with a block size": grouping(mla, "prefill", "--dcp-block-size", "16"),
+        "prefill, unknown version": grouping(mla, upstream={"version": "0.5.99"}),
+        "prefill, altered": grouping(mla, upstream={"altered": ALLOC_EXTEND}),
+        "prefill, without MLA": grouping(model),
+        "decode": grouping(mla, "decode", "--dcp-block-size", "auto"),
+        "decode, token round-robin": grouping(mla, "decode"),
+        "decode, other ranks": grouping(mla, "decode", "--dcp-block-size", "auto", ranks="4"),
+        "neither": with_argv(model, "--dcp-group-pages", "2"),
+        "one": grouping(mla, ranks="1"),
+        "keyword": with_keywords(mla, dcp_group_pages=2, dcp_size=1, page_size=16, disaggregation_mode="prefill",
+                                 disaggregation_transfer_backend="mooncake_tcp"),
+        "keyword, text": with_keywords(mla, dcp_group_pages="auto"),
+    }  # fmt: skip
+
+
 def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
     flag = "--dcp-block-size"
     return {
@@ -131,6 +160,7 @@ def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
         "unknown version, block 1": with_argv(model, flag, "1", upstream={"version": "0.5.99"}),
         "unknown version, nothing asked for": with_argv(model, upstream={"version": "0.5.99"}),
         **{f"altered {t}": with_argv(model, flag, "16", upstream={"altered": t}) for t in ONE_OF_EACH},
+        **{f"group, {name}": case for name, case in grouping_cases(model, mla).items()},
         **{f"hold, {name}": held(mla, **case) for name, case in HOLDS.items()},
         "HiCache": with_argv(mla, flag, "16", HICACHE),
         "HiCache, GQA": with_argv(model, flag, "16", HICACHE),
@@ -510,6 +540,36 @@ class TestExcluded:
         outcome = answers["excluded"]["variable"]
         assert (outcome["page_size"], outcome["block_size"], outcome["warnings"]) == (1, None, [])
         assert answers["excluded_registered"] == {"hooks": [], "steps": [], "imported": False, "layout": False}
+
+
+class TestGrouping:
+    @pytest.mark.parametrize(
+        ("case", "ranks"),
+        [("prefill", 2), ("prefill, 8 ranks", 8), ("prefill, with a block size", 2), ("decode", 2), ("keyword", 2)],
+    )
+    def test_is_on_where_it_is_asked_for(self, answers: dict[str, Any], case: str, ranks: int) -> None:
+        assert answers["cases"][f"group, {case}"]["group_pages"] == ranks
+
+    def test_is_off_otherwise(self, answers: dict[str, Any]) -> None:
+        assert answers["cases"]["16"]["group_pages"] == answers["cases"]["nothing asked for"]["group_pages"] == 0
+
+    @pytest.mark.parametrize(
+        ("case", "error", "text"),
+        [
+            ("prefill, unknown version", "PatchError", "do not fit SGLang 0.5.99"),
+            ("prefill, altered", "PatchError", f"{ALLOC_EXTEND}: source"),
+            ("prefill, without MLA", "BlockSizeError", "expected an MLA model"),
+            ("decode, token round-robin", "BlockSizeError", "blocks of a page (--dcp-block-size 16), got"),
+            ("decode, other ranks", "BlockSizeError", "expected --dcp-size 4 and blocks of a page"),
+            ("neither", "BlockSizeError", "expected --disaggregation-mode prefill or decode, got null"),
+            ("one", "SystemExit", "--dcp-group-pages: expected the decode servers' --dcp-size, 2 or more, got '1'"),
+            ("keyword, text", "BlockSizeError", "Engine(dcp_group_pages=...): expected the decode servers' --dcp-size"),
+        ],
+    )
+    def test_is_refused(self, answers: dict[str, Any], case: str, error: str, text: str) -> None:
+        found = answers["cases"][f"group, {case}"]
+        assert found["error"] == error
+        assert text in found["message"]
 
 
 def test_only_the_flag_and_the_start_are_hooked_until_blocks_are_asked_for(answers: dict[str, Any]) -> None:

@@ -88,3 +88,14 @@ def test_the_help_text_survives_argparse() -> None:
     """argparse formats help with %, so a bare percent sign would break ``--help`` of the whole server."""
     shown = config.HELP % {}
     assert "t // N % dcp_size" in shown
+
+
+class TestGroupPages:
+    @pytest.mark.parametrize(("typed", "value"), [(2, 2), ("8", 8), ("016", 16)])
+    def test_numbers_of_ranks(self, typed: object, value: int) -> None:
+        assert config.parse_group_pages(typed, "here") == value
+
+    @pytest.mark.parametrize("typed", [0, 1, "1", -2, True, 8.0, None, "auto", "8:64", "+8", "²", ""])
+    def test_anything_else_is_refused_and_shown(self, typed: object) -> None:
+        with refused(f"--flag: expected the decode servers' --dcp-size, 2 or more, got {typed!r}"):
+            config.parse_group_pages(typed, "--flag")

@@ -11,7 +11,7 @@ import pytest
 
 from sglang_dcp_block import support
 from sglang_dcp_block.config import FLAG, BlockSizeError
-from sglang_dcp_block.support import RULES, Facts, Rule, refusals
+from sglang_dcp_block.support import RULES, Facts, Rule, grouping_refusals, refusals, require_groupable
 
 # A server that blocks can serve: TP8+DCP8, one KV head.
 BASE = Facts(
@@ -264,3 +264,56 @@ def test_kv_heads_are_refused_exactly_where_a_group_mixes_them(tp_size: int) -> 
             assert [line.partition(":")[0] for line in lines] == ["KV heads split inside a DCP group"] * mixed, (
                 tp_size, dcp_size, num_kv_heads,
             )  # fmt: skip
+
+
+# A prefill server that can group its pages for 8 decode ranks, and their decode server.
+PREFILL = dataclasses.replace(
+    BASE, block_size=1, dcp_size=1, is_mla=True, prefill_backend="fa3", decode_backend="fa3",
+    disaggregation_mode="prefill", transfer_backend="mooncake",
+)  # fmt: skip
+DECODE = dataclasses.replace(
+    BASE, block_size=64, is_mla=True, disaggregation_mode="decode", transfer_backend="mooncake_tcp",
+    prefill_backend="flashinfer", decode_backend="flashinfer",
+)  # fmt: skip
+
+
+class TestGrouping:
+    def test_both_sides_of_a_pair_can(self) -> None:
+        assert grouping_refusals(PREFILL, 8) == []
+        assert grouping_refusals(DECODE, 8) == []
+        assert refusals(DECODE) == []
+
+    @pytest.mark.parametrize(
+        ("facts", "changes", "said"),
+        [
+            (PREFILL, {"disaggregation_mode": "null"}, "expected --disaggregation-mode prefill or decode, got null"),
+            (PREFILL, {"dcp_size": 8}, "expected --dcp-size 1, got 8"),
+            (PREFILL, {"page_size": 1}, "expected the decode servers' --page-size, 2 or more, got 1"),
+            (PREFILL, {"is_mla": False}, "expected an MLA model"),
+            (
+                DECODE,
+                {"dcp_size": 4},
+                "expected --dcp-size 8 and blocks of a page (--dcp-block-size 64), got --dcp-size 4",
+            ),
+            (DECODE, {"block_size": 32}, "got --dcp-size 8 and blocks of 32"),
+        ],
+    )
+    def test_is_refused_otherwise(self, facts: Facts, changes: dict[str, Any], said: str) -> None:
+        (line,) = grouping_refusals(dataclasses.replace(facts, **changes), 8)
+        assert said in line
+        assert line.endswith(".")
+        with pytest.raises(BlockSizeError, match=r"^--dcp-group-pages 8 cannot be used here:\n  ") as refused:
+            require_groupable(dataclasses.replace(facts, **changes), 8)
+        assert line in str(refused.value)
+
+    @pytest.mark.parametrize("feature", sorted(support._GROUPING_RULES))
+    def test_what_its_allocator_or_transfer_was_not_tested_with_is_refused(self, feature: str) -> None:
+        """The rules for blocks that hold here, too."""
+        changes, _ = REFUSED[feature][0]
+        kept = {"disaggregation_mode": "prefill", "is_mla": True, "dcp_size": 1}
+        lines = grouping_refusals(dataclasses.replace(PREFILL, **{**changes, **kept}), 8)
+        assert [line.partition(":")[0] for line in lines] == [feature]
+
+    def test_backends_and_heads_are_a_prefill_servers_own_matter(self) -> None:
+        free = dataclasses.replace(PREFILL, num_attention_heads=12, num_kv_heads=3, kv_cache_dtype="fp4_e2m1")
+        assert grouping_refusals(free, 8) == []

@@ -9,6 +9,7 @@ from sglang_dcp_block.dcp.layout import DcpLayout
 
 _layout: DcpLayout | None = None
 
+group_pages = 0  # decode ranks that this process groups pages for; 0 where it does not
 prefill_is_armed = False  # whether this scheduler of a prefill server may claim to know blocks
 
 

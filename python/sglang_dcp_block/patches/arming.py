@@ -2,7 +2,7 @@
 
 SGLang publishes its configuration once in every process, with the process's role.  Where blocks were asked for, that is
 the moment to arm: schedulers get the KV patch points, the launcher and the data-parallel controller get the checks that
-all schedulers agree.  Without blocks, nothing is armed, but for the transfer of a prefill server.
+all schedulers agree.  Without blocks, nothing is armed, but for the transfer and the page order of a prefill server.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sglang_dcp_block.config import GROUP_KEYWORD
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.patches import active, agreement, register
 from sglang_dcp_block.patches.agreement import REPORT_KEY, Report
-from sglang_dcp_block.patches.flag import armed_block_size
+from sglang_dcp_block.patches.flag import armed_block_size, armed_group_pages
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ def arm_process(result: Any, server_args: Any, *, role: str, **_: Any) -> None:
 
         if role == "scheduler":
             active.activate(DcpLayout(_resolved(server_args).dcp_size, block_size))
+            active.group_pages = armed_group_pages(server_args)
             register.arm(_points_of_schedulers(server_args))
         elif role == "tokenizer":
             register.arm(LAUNCHER_POINTS)
@@ -42,13 +44,16 @@ def arm_process(result: Any, server_args: Any, *, role: str, **_: Any) -> None:
             register.arm(CONTROLLER_POINTS)
     if mode == "prefill":
         _arm_prefill(server_args, role)
+        _arm_grouping(server_args, role)
 
 
 def _points_of_schedulers(server_args: Any) -> tuple[register.PatchPoint, ...]:
     from sglang_dcp_block.patches.points import scheduler_points
 
     cfg = _resolved(server_args)
-    return scheduler_points(cfg.disaggregation_mode, bool(cfg.enable_hierarchical_cache))
+    return scheduler_points(
+        cfg.disaggregation_mode, bool(cfg.enable_hierarchical_cache), armed_group_pages(server_args)
+    )
 
 
 def _arm_prefill(server_args: Any, role: str) -> None:
@@ -69,8 +74,37 @@ def _arm_prefill(server_args: Any, role: str) -> None:
         active.prefill_is_armed = active.prefill_is_armed or role == "scheduler"
 
 
+def _arm_grouping(server_args: Any, role: str) -> None:
+    """On a prefill server, where the order of pages was asked for.
+
+    Raises:
+        PatchError: SGLang is not the one the patch points were written for.
+    """
+    ranks = armed_group_pages(server_args)
+    if ranks and role == "scheduler":
+        from sglang_dcp_block.patches.points import grouping_points
+
+        active.group_pages = ranks
+        register.arm(grouping_points("prefill"))
+
+
+def report(result: dict[str, Any], scheduler: Any) -> dict[str, Any]:
+    """AFTER ``Scheduler.get_init_info``: what this rank is armed with, for the log and ``/server_info``.
+
+    Raises:
+        BlockSizeError, DisagreementError: as of :func:`report_layout`.
+    """
+    if active.is_active():
+        result = report_layout(result, scheduler)
+    if active.group_pages:
+        how = "A request takes pages with few gaps" if active.is_active() else "Pages of a chunk lie together by rank"
+        logger.info("%s, for %d decode ranks.", how, active.group_pages)
+        result = {**result, GROUP_KEYWORD: active.group_pages}
+    return result
+
+
 def report_layout(result: dict[str, Any], scheduler: Any) -> dict[str, Any]:
-    """AFTER ``Scheduler.get_init_info``: last checks of this rank, and its report.
+    """Last checks of a rank with blocks, and its report.
 
     Raises:
         BlockSizeError: the loaded model has a layer that blocks cannot serve.

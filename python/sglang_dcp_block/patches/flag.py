@@ -20,11 +20,13 @@ from sglang_dcp_block import config
 from sglang_dcp_block.config import BlockSizeError, Request
 from sglang_dcp_block.patches import pd_release, register
 from sglang_dcp_block.patches.facts import attention_is_mla, facts_of
-from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, require_supported
+from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, require_groupable, require_supported
 
 logger = logging.getLogger(__name__)
 
 _REQUEST = "_dcp_block_request"  # (value, source), as asked for
+_GROUP_REQUEST = "_dcp_group_request"  # decode ranks, as asked for
+_GROUPED = "_dcp_group_pages"  # decode ranks, final; missing where nothing was asked for
 _RESOLVED = "_dcp_block_size"  # tokens, final; read by every process; 0 where SGLang runs as it is
 
 Step = Callable[[Any], None]
@@ -53,11 +55,26 @@ def armed_block_size(server_args: Any) -> int | None:
     return resolved or None
 
 
+def armed_group_pages(server_args: Any) -> int:
+    """For how many decode ranks this server groups pages; 0 where it does not.
+
+    Raises:
+        BlockSizeError: grouping was asked for and never resolved (SGLang skips resolution for dummy models).
+    """
+    resolved: int | None = getattr(server_args, _GROUPED, None)
+    if resolved is None and (asked := getattr(server_args, _GROUP_REQUEST, None)) is not None:
+        raise BlockSizeError(
+            f"{config.GROUP_FLAG} {asked}: expected a record that SGLang resolved with the plugin loaded, got one that was "
+            "not. Pass a real --model-path, and call load_plugins() before resolve_once()."
+        )
+    return resolved or 0
+
+
 # --- the ways in ---------------------------------------------------------------------------------------------------
 
 
-class _BlockSizeAction(argparse.Action):
-    """Parses the flag; refuses it where the hook that would carry it to the schedulers is missing."""
+class _FlagAction(argparse.Action):
+    """Parses a flag; refuses it where the hook that would carry it to the schedulers is missing."""
 
     def __call__(
         self,
@@ -67,7 +84,8 @@ class _BlockSizeAction(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         try:
-            request = config.parse(values, option_string or config.FLAG)
+            parse = config.parse if self.dest == config.KEYWORD else config.parse_group_pages
+            request = parse(values, option_string or self.option_strings[0])
             register.verify(light_points())
         except (BlockSizeError, register.PatchError) as error:
             text = str(error).removeprefix(f"{option_string}: ")  # argparse names the flag itself
@@ -81,16 +99,24 @@ def add_flag(result: None, parser: argparse.ArgumentParser) -> None:
         config.FLAG,
         config.ALIAS,
         dest=config.KEYWORD,
-        action=_BlockSizeAction,
+        action=_FlagAction,
         metavar="N|auto",
         default=None,
         help=config.HELP,
     )
+    parser.add_argument(
+        config.GROUP_FLAG,
+        dest=config.GROUP_KEYWORD,
+        action=_FlagAction,
+        metavar="P",
+        default=None,
+        help=config.GROUP_HELP,
+    )
 
 
 def carry_flag(result: Any, cls: type, args: argparse.Namespace) -> None:
-    """AFTER ``ServerArgs.from_cli_args``: put the parsed request on the record."""
-    _attach(result, getattr(args, config.KEYWORD, None))
+    """AFTER ``ServerArgs.from_cli_args``: put the parsed requests on the record."""
+    _attach(result, getattr(args, config.KEYWORD, None), getattr(args, config.GROUP_KEYWORD, None))
 
 
 def install_engine_keyword() -> None:
@@ -105,19 +131,23 @@ def install_engine_keyword() -> None:
     build = Engine.server_args_class
 
     def server_args_with_block_size(**kwargs: Any) -> Any:
-        value = kwargs.pop(config.KEYWORD, None)
+        value, ranks = kwargs.pop(config.KEYWORD, None), kwargs.pop(config.GROUP_KEYWORD, None)
         record = build(**kwargs)
-        if value is not None:
+        if value is not None or ranks is not None:
             register.verify(light_points())
-            _attach(record, config.parse(value, f"Engine({config.KEYWORD}=...)"))
+        request = None if value is None else config.parse(value, f"Engine({config.KEYWORD}=...)")
+        grouped = None if ranks is None else config.parse_group_pages(ranks, f"Engine({config.GROUP_KEYWORD}=...)")
+        _attach(record, request, grouped)
         return record
 
     Engine.server_args_class = staticmethod(server_args_with_block_size)
 
 
-def _attach(record: Any, request: Request | None) -> None:
+def _attach(record: Any, request: Request | None, group_pages: int | None) -> None:
     if request is not None:
         setattr(record, _REQUEST, (request.value, request.source))
+    if group_pages is not None:
+        setattr(record, _GROUP_REQUEST, group_pages)
 
 
 # --- resolution ----------------------------------------------------------------------------------------------------
@@ -192,12 +222,17 @@ def _choose_backend(server_args: Any, previous: Step) -> None:
 
 
 def _finish(server_args: Any, previous: Step) -> None:
-    """Everything else is resolved: fix the block size, refuse what does not fit, and check upstream's source."""
+    """Everything else is resolved: fix block size and grouping, refuse what does not fit, and check upstream's source."""
+    previous(server_args)
+    _finish_blocks(server_args)
+    _finish_grouping(server_args)
+
+
+def _finish_blocks(server_args: Any) -> None:
     from sglang.srt.arg_groups.overrides import resolving_view
 
     from sglang_dcp_block.patches.points import server_points
 
-    previous(server_args)
     request = request_of(server_args)
     if request is None:
         return
@@ -218,6 +253,18 @@ def _finish(server_args: Any, previous: Step) -> None:
         if request.value != block_size:
             logger.warning("%s %s resolves to blocks of %d tokens.", request.source, request.value, block_size)
     setattr(server_args, _RESOLVED, block_size if armed else 0)
+
+
+def _finish_grouping(server_args: Any) -> None:
+    from sglang_dcp_block.patches.points import grouping_points
+
+    ranks: int | None = getattr(server_args, _GROUP_REQUEST, None)
+    if ranks is None:
+        return
+    facts = facts_of(server_args, armed_block_size(server_args) or 1)
+    require_groupable(facts, ranks)
+    register.check(grouping_points(facts.disaggregation_mode))
+    setattr(server_args, _GROUPED, ranks)
 
 
 def light_points() -> tuple[register.PatchPoint, ...]:

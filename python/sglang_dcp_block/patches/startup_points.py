@@ -12,12 +12,12 @@ _AGREE_UPSTREAM = "native blocks: there is no plugin that could be missing in on
 LIGHT_POINTS: tuple[PatchPoint, ...] = (
     PatchPoint(
         "sglang.srt.server_args.ServerArgs.add_cli_args", Kind.AFTER,
-        "The command line knows --dcp-block-size.",
+        "The command line knows --dcp-block-size and --dcp-group-pages.",
         _FLAG_UPSTREAM, flag.add_flag,
     ),
     PatchPoint(
         "sglang.srt.server_args.ServerArgs.from_cli_args", Kind.AFTER,
-        "The parsed block size reaches the record that schedulers get.",
+        "What was parsed reaches the record that schedulers get.",
         _FLAG_UPSTREAM, flag.carry_flag,
     ),
     PatchPoint(
@@ -49,7 +49,7 @@ CONTROLLER_POINTS: tuple[PatchPoint, ...] = (
 SCHEDULER_POINTS: tuple[PatchPoint, ...] = (
     PatchPoint(
         "sglang.srt.managers.scheduler.Scheduler.get_init_info", Kind.AFTER,
-        "Report block size, digest and capacity with the start-up info; check the loaded model.",
-        _AGREE_UPSTREAM, arming.report_layout,
+        "Report block size, digest, capacity and grouping with the start-up info; check the loaded model.",
+        _AGREE_UPSTREAM, arming.report,
     ),
 )  # fmt: skip
