@@ -16,10 +16,12 @@ PROGRAM = "python -m sglang_dcp_block.cpu"
 EXAMPLES = f"""\
 examples:
   {PROGRAM} --ranks 2 -- python my_engine_script.py
-  {PROGRAM} --ranks 2 -- python -m sglang.launch_server --model-path MODEL --device cpu --tp-size 2 --dcp-size 2
+  {PROGRAM} --ranks 2 -- python -m sglang.launch_server --model-path MODEL \\
+      --device cpu --tp-size 2 --dcp-size 2 --attention-backend triton --disable-cuda-graph --max-total-tokens 1024
   {PROGRAM} --ranks 8 -- pytest tests/engine
   eval "$({PROGRAM} --ranks 2 --print)"
 
+With --dcp-size, pass --attention-backend triton (or flashinfer, for MLA): SGLang's backends for CPUs know nothing of DCP.
 The command replaces this process, so its exit status is the command's; 127 or 126 if it is not found or cannot be run.
 
 variables that change the stand-ins:

@@ -5,6 +5,9 @@
     slot_maps         slot -> placed slot at the write door, and slot -> row
     kv_indices        this rank's rows of a batch, read from ``req_to_token``
     compact_indices   this rank's slots of a batch, picked from a stream of all slots
+    neutralise        what a rank without KV contributes to a merge
+    group_pages       a prefill server's free pages, in the order of decode ranks
+    free_runs         free pages in the order of the runs that they form
 
 A launcher runs its kernel on CUDA tensors, and on CPU tensors under ``TRITON_INTERPRET=1``; otherwise the torch twin
 (``*_torch``), which is also the reference for tests and benchmarks.  Launchers allocate at most their result, launch at

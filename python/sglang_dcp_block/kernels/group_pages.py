@@ -49,7 +49,7 @@ def _group_pages_kernel(
     TILE: tl.constexpr,
 ):
     request = tl.program_id(0)
-    before = tl.arange(0, REQUESTS)
+    before = tl.arange(0, REQUESTS).to(tl.int64)
     mask = before < request
     starts = tl.load(prefix_lens_ptr + before, mask=mask, other=0).to(tl.int64)
     ends = tl.load(seq_lens_ptr + before, mask=mask, other=0).to(tl.int64)

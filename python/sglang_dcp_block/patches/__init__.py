@@ -1,10 +1,9 @@
 """What the plugin changes in SGLang: named patch points, and thin adapters that carry them out.
 
-fingerprint   the source text of an upstream definition, hashed without importing it
-register      PatchPoint, and arming: check -> apply -> verify, or refuse
-points        the list of all patch points
-active        the layout this process is armed with
-launch        the flag, start-up resolution, arming, agreement of ranks
-write_door, reads, lengths, triton_gqa
-              one adapter a subsystem
+the register      fingerprint, register, points, and a ``*_points`` module a subsystem
+start-up          flag, facts, arming, active, agreement, model_check
+KV cache          write_door, reads, lengths, host_cache (HiCache), group_pages (order of pages)
+attention         triton_gqa, triton_mla, mla_decode, mla_gather, trtllm_mla, cutedsl_mla
+prefill/decode    the handshake: pd_capability, pd_registration, pd_decode, peer, refusals
+                  the transfer: mooncake_send, mooncake_batches, mooncake_pack, pd_release, transfer_counts, prometheus
 """

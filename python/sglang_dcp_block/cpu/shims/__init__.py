@@ -43,7 +43,11 @@ SHIMS: tuple[Shim, ...] = (
     Shim("MLA cache writer", "the writer used off CUDA ignores which rank owns a token", mla_writer.install),
     Shim("FlashInfer MLA", "FlashInfer has no CPU kernels", flashinfer_mla.install),
     Shim("all-to-all", "--dcp-comm-backend a2a exchanges through an operator for CUDA alone", all_to_all.install),
-    Shim("padded lengths", "attention backends for GPUs do not know the name of the question", padded_lengths.install),
+    Shim(
+        "padded lengths",
+        "GPU backends lack get_cpu_graph_seq_len_fill_value, which SGLang calls on CPUs",
+        padded_lengths.install,
+    ),
     Shim("host cache", "HiCache moves and pins KV with CUDA kernels and calls", host_cache.install),
     Shim("prefill events", "disaggregated prefill records CUDA events and pins memory", prefill_events.install),
     Shim(
