@@ -10,8 +10,8 @@ from session import EngineFailed
 
 pytestmark = pytest.mark.slow
 
-# A pool of six virtual pages of 16 tokens holds any one of them, 56 tokens, and not all. Shorter and longer ones need their next
-# page at other times, so some are retracted in the middle of a page, with rows of one rank that dealing by tokens would leave out.
+# A pool of six virtual pages of 16 tokens holds any one of them, 56 tokens, and not all. Shorter and longer ones need
+# their next page at other times, so some are retracted in the middle of one, with rows that dealing by tokens leaves out.
 PROMPTS = [token_list(100 + i, length) for i, length in enumerate((8, 5, 5, 5))]
 NEW = 48
 ROOM = {"context_length": 128, "schedule_conservativeness": 0.1}
