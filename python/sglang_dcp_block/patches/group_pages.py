@@ -17,16 +17,9 @@ from sglang_dcp_block.patches import active
 
 
 def alloc_in_order(
-    original: Any,
-    self: Any,
-    prefix_lens: torch.Tensor,
-    prefix_lens_cpu: torch.Tensor,
-    seq_lens: torch.Tensor,
-    seq_lens_cpu: torch.Tensor,
-    last_loc: torch.Tensor,
-    extend_num_tokens: int,
-    num_new_pages: int | None = None,
-) -> torch.Tensor | None:
+    original: Any, self: Any, prefix_lens: torch.Tensor, prefix_lens_cpu: torch.Tensor, seq_lens: torch.Tensor,
+    seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor, extend_num_tokens: int, num_new_pages: int | None = None,
+) -> torch.Tensor | None:  # fmt: skip
     """AROUND ``PagedTokenToKVPoolAllocator.alloc_extend``: order the pages that it is about to take; no host sync.
 
     Prefill server: grouped by decode rank; two launches more, none for a batch that takes at most P pages.
