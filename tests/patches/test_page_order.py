@@ -23,12 +23,6 @@ from sglang_dcp_block.patches.group_points import DECODE_GROUP_POINTS, PREFILL_G
 P, PAGE = 4, 8
 
 
-@pytest.fixture(autouse=True)
-def without_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a prefill server, whatever another test has armed in this process."""
-    monkeypatch.setattr(active, "_layout", None)
-
-
 def make_allocator(num_pages: int, page_size: int = PAGE):
     from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 

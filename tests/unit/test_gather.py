@@ -56,7 +56,7 @@ def test_gather_hook_moves_every_type(dtype, monkeypatch):
     from sglang_dcp_block.patches import active, mla_gather
 
     layout, lens, starts = DcpLayout(3, 4), torch.tensor([17, 5]), torch.tensor([2, 0])
-    active.activate(layout)
+    monkeypatch.setattr(active, "_layout", layout)
     whole = torch.randn(int(lens.sum()), 1, 6).to(dtype)
     shares = [whole[local_share(lens.tolist(), starts.tolist(), r, layout)] for r in range(3)]
     sent: list[torch.Tensor] = []
@@ -80,7 +80,7 @@ def test_gather_hook_refuses_a_wrong_share(monkeypatch):
 
     from sglang_dcp_block.patches import active, mla_gather
 
-    active.activate(DcpLayout(2, 4))
+    monkeypatch.setattr(active, "_layout", DcpLayout(2, 4))
     parallel = type("P", (), {"dcp_enabled": True, "dcp_rank": 0, "dcp_group": None})()
     monkeypatch.setattr(context, "get_parallel", lambda: parallel)
     with pytest.raises(RuntimeError, match=r"expected 4 prefix rows .* got 3"):
