@@ -131,18 +131,23 @@ def assert_pages_come_back(server):
             time.sleep(1)
 
 
-def test_an_error_of_the_transfer_engine(pair, want):
-    steer(pair, status=-1)
-    pair.send([PROMPTS["middle"]])
-    fails(pair.decode)
-    fails(pair.prefill)
-    assert "the transfer engine returned -1 in batch 1, which ended the transfer" in said(pair.decode)
+def assert_recovers(pair, want):
+    """The fault is over: requests succeed again, and no page is lost on either side."""
     steer(pair)
     seconds, answer = works_again(pair)
     assert_right(answer, want)
     print(f"works again after {seconds:.1f} s")
     assert_pages_come_back(pair.decode)
     assert_pages_come_back(pair.prefill)
+
+
+def test_an_error_of_the_transfer_engine(pair, want):
+    steer(pair, status=-1)
+    pair.send([PROMPTS["middle"]])
+    fails(pair.decode)
+    fails(pair.prefill)
+    assert "the transfer engine returned -1 in batch 1, which ended the transfer" in said(pair.decode)
+    assert_recovers(pair, want)
 
 
 def test_a_decode_server_that_stops_for_longer_than_the_timeout(pair, want):
@@ -157,12 +162,7 @@ def test_a_decode_server_that_stops_for_longer_than_the_timeout(pair, want):
     finally:
         pair.decode.signal(signal.SIGCONT)
     fails(pair.decode)
-    steer(pair)
-    seconds, answer = works_again(pair)
-    assert_right(answer, want)
-    print(f"works again after {seconds:.1f} s")
-    assert_pages_come_back(pair.decode)
-    assert_pages_come_back(pair.prefill)
+    assert_recovers(pair, want)
 
 
 def test_a_prefill_server_that_is_killed(pair, prefill, want):
