@@ -71,15 +71,6 @@ class Segments:
         return list(zip(self.src.tolist(), self.dst.tolist(), self.lengths.tolist(), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class RunStats:
-    """A transfer in three numbers."""
-
-    num_segments: int
-    num_bytes: int
-    median_bytes: int  # of a segment, the lower one of two; 0 without segments
-
-
 def plan_runs(
     src_pages: Pages,
     dst_pages: Pages,
@@ -219,19 +210,6 @@ def batches(whole: Segments, max_segments: int) -> Iterator[Segments]:
     for first in range(0, len(whole), step):
         cut = slice(first, first + step)
         yield Segments(whole.src[cut], whole.dst[cut], whole.lengths[cut])
-
-
-def run_stats(whole: Segments) -> RunStats:
-    """Count a transfer.
-
-    >>> runs = TransferRuns(np.arange(3), np.arange(3), np.array([1, 4, 5]))
-    >>> run_stats(segments(runs, 0, 0, 8))
-    RunStats(num_segments=3, num_bytes=80, median_bytes=32)
-    """
-    if not len(whole):
-        return RunStats(0, 0, 0)
-    middle = (len(whole) - 1) // 2
-    return RunStats(len(whole), int(whole.lengths.sum()), int(np.partition(whole.lengths, middle)[middle]))
 
 
 def prefers_direct(layout: DcpLayout, token_bytes: float, threshold: int = DIRECT_BYTES) -> bool:
