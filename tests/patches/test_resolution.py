@@ -52,6 +52,30 @@ def with_keywords(model: str, **keywords: Any) -> dict[str, Any]:
     return {"keywords": {**common, **keywords}}
 
 
+TRITON = ("--attention-backend", "triton")
+
+
+def cpu_cases(model: str, mla: str) -> dict[str, dict[str, Any]]:
+    """Attention backends on CPUs, most of which know nothing of DCP."""
+    whole, prefill, decode = "--attention-backend", "--prefill-attention-backend", "--decode-attention-backend"
+    flag = "--dcp-block-size"
+    return {
+        "unset": with_argv(model),
+        "torch_native": with_argv(model, whole, "torch_native"),
+        "torch_native, no DCP": with_argv(model, whole, "torch_native", dcp=1),
+        "torch_native, blocks": with_argv(model, flag, "16", whole, "torch_native"),
+        "intel_amx, blocks of 1": with_argv(model, flag, "1", whole, "intel_amx"),
+        "decode": with_argv(model, whole, "triton", decode, "torch_native"),
+        "prefill": with_argv(model, whole, "triton", prefill, "intel_amx"),
+        "flashinfer, GQA": with_argv(model, whole, "flashinfer"),
+        "flashinfer": with_argv(mla, whole, "flashinfer"),
+        "triton, MLA": with_argv(mla, whole, "triton"),
+        "triton, MLA, blocks of 1": with_argv(mla, flag, "1", whole, "triton"),
+        "torch_native, MLA": with_argv(mla, whole, "torch_native"),
+        "trtllm_mla, blocks": with_argv(mla, flag, "32", whole, "flashinfer", decode, "cutedsl_mla"),
+    }
+
+
 HOLD = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
 HOLDS: dict[str, dict[str, Any]] = {
     "unset": {},
@@ -105,7 +129,7 @@ def grouping_cases(model: str, mla: str) -> dict[str, dict[str, Any]]:
 def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
     flag = "--dcp-block-size"
     return {
-        "nothing asked for": with_argv(model),
+        "nothing asked for": with_argv(model, *TRITON),
         "16": with_argv(model, flag, "16"),
         "alias": with_argv(model, "--dcp-interleave-size", "16"),
         "yaml": {"argv": ["--config", yaml]},
@@ -116,11 +140,11 @@ def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
         "not a divisor": with_argv(model, flag, "6", "--page-size", "16"),
         "larger than the page": with_argv(model, flag, "64", "--page-size", "32"),
         "dcp off": with_argv(model, flag, "16", dcp=1),
-        "one": with_argv(model, flag, "1"),
+        "one": with_argv(model, flag, "1", *TRITON),
         "one, dcp off": with_argv(model, flag, "1", dcp=1),
         "keyword": with_keywords(model, dcp_block_size=16),
         "keyword text": with_keywords(model, dcp_block_size="auto"),
-        "keyword none": with_keywords(model, dcp_block_size=None),
+        "keyword none": with_keywords(model, dcp_block_size=None, attention_backend="triton"),
         "keyword zero": with_keywords(model, dcp_block_size=0),
         "keyword true": with_keywords(model, dcp_block_size=True),
         "variable": with_argv(model, environ={VARIABLE: "8"}),
@@ -128,7 +152,7 @@ def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
         "variable, nonsense": with_argv(model, environ={VARIABLE: "big"}),
         "variable, dummy model": with_argv("dummy", environ={VARIABLE: "8"}),
         "flag beats variable": with_argv(model, flag, "16", environ={VARIABLE: "8"}),
-        "flag 1 beats variable": with_argv(model, flag, "1", environ={VARIABLE: "8"}),
+        "flag 1 beats variable": with_argv(model, flag, "1", *TRITON, environ={VARIABLE: "8"}),
         "keyword beats variable": {**with_keywords(model, dcp_block_size=16), "environ": {VARIABLE: "8"}},
         "zero": with_argv(model, flag, "0"),
         "text": with_argv(model, flag, "many"),
@@ -157,8 +181,8 @@ def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
         ),
         "copied first": {**with_argv(model, flag, "16"), "pickle_first": True},
         "unknown version": with_argv(model, flag, "16", upstream={"version": "0.5.99"}),
-        "unknown version, block 1": with_argv(model, flag, "1", upstream={"version": "0.5.99"}),
-        "unknown version, nothing asked for": with_argv(model, upstream={"version": "0.5.99"}),
+        "unknown version, block 1": with_argv(model, flag, "1", *TRITON, upstream={"version": "0.5.99"}),
+        "unknown version, nothing asked for": with_argv(model, *TRITON, upstream={"version": "0.5.99"}),
         **{f"altered {t}": with_argv(model, flag, "16", upstream={"altered": t}) for t in ONE_OF_EACH},
         **{f"group, {name}": case for name, case in grouping_cases(model, mla).items()},
         **{f"hold, {name}": held(mla, **case) for name, case in HOLDS.items()},
@@ -171,7 +195,8 @@ def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
         "HiCache, altered": with_argv(mla, flag, "16", HICACHE, upstream={"altered": STORAGE_NAME}),
         "no HiCache, altered": with_argv(mla, flag, "16", upstream={"altered": STORAGE_NAME}),
         "elsewhere": {**with_argv(model, flag, "auto"), "elsewhere": True},
-        "elsewhere, one": {**with_argv(model, flag, "1"), "elsewhere": True},
+        "elsewhere, one": {**with_argv(model, flag, "1", *TRITON), "elsewhere": True},
+        **{f"CPU, {name}": case for name, case in cpu_cases(model, mla).items()},
     }
 
 
@@ -267,7 +292,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "excluded": {
             "flag": with_argv(model, "--dcp-block-size", "16"),
             "keyword": with_keywords(model, dcp_block_size=16),
-            "variable": with_argv(model, environ={VARIABLE: "16"}),
+            "variable": with_argv(model, *TRITON, environ={VARIABLE: "16"}),
         },
         "engine": {"model_path": model, "device": "cpu", "dcp_block_size": 16},
         "cases": cases_of(model, str(write_tiny("mla", folder / "mla")), str(yaml)),
@@ -280,7 +305,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, (config, _) in MODELS.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps({"model_type": name, **config}))
-        order["models"][name] = with_argv(str(folder / name), "--attention-backend", "triton", "--disable-radix-cache")
+        order["models"][name] = with_argv(str(folder / name), *TRITON, "--disable-radix-cache", dcp=1)
     return run_script("resolve_cases.py", order)
 
 
@@ -416,6 +441,42 @@ class TestBackends:
         """flashmla forces pages of 64 tokens, so the block still fits: the backend is the one reason."""
         _, reason = refusal(answers["cases"]["Hopper, MLA, flashmla"]).splitlines()
         assert "or cutedsl_mla for MLA models, got attention backend flashmla." in reason
+
+
+class TestBackendsOnCpus:
+    """The stand-in for the platform check lets DCP start off GPUs; only some backends have it there."""
+
+    @pytest.mark.parametrize(
+        "case", ["torch_native, no DCP", "flashinfer", "triton, MLA, blocks of 1"],
+    )  # fmt: skip
+    def test_with_a_dcp_path_it_starts(self, answers: dict[str, Any], case: str) -> None:
+        assert "error" not in answers["cases"][f"CPU, {case}"], answers["cases"][f"CPU, {case}"]
+
+    @pytest.mark.parametrize(
+        ("case", "right", "got"),
+        [
+            ("unset", "triton", "(torch_native|intel_amx)"),
+            ("torch_native", "triton", "torch_native"),
+            ("intel_amx, blocks of 1", "triton", "(torch_native|intel_amx)"),
+            ("decode", "triton", "torch_native"),
+            ("prefill", "triton", "(torch_native|intel_amx)"),
+            ("flashinfer, GQA", "triton", "flashinfer"),
+            ("torch_native, MLA", "flashinfer", "torch_native"),
+            ("triton, MLA", "flashinfer", "triton"),
+        ],
+    )
+    def test_without_one_it_is_refused(self, answers: dict[str, Any], case: str, right: str, got: str) -> None:
+        text = refusal(answers["cases"][f"CPU, {case}"])
+        assert re.match(
+            f"ShimError: --dcp-size 2 cannot be used here: expected the attention backend {right}, which has DCP on CPUs "
+            rf"for .* models, got {got}\. Pass {right} as --attention-backend",
+            text,
+        ), text
+
+    def test_with_blocks_too(self, answers: dict[str, Any]) -> None:
+        text = refusal(answers["cases"]["CPU, torch_native, blocks"])
+        assert text.startswith("BlockSizeError: --dcp-block-size 16 cannot be used here:")
+        assert "got attention backend torch_native" in text
 
 
 class TestRefused:

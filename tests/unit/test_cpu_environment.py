@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,15 @@ import torch
 from sglang_dcp_block.cpu import cpu_environment, plugin
 from sglang_dcp_block.cpu.environment import DEFAULTS, PRELOAD, REQUIRED, SWITCH
 from sglang_dcp_block.cpu.preload import sgl_kernel
-from sglang_dcp_block.cpu.shims import ShimError, flashinfer_mla, host_cache, install_all, platform_check, torch_merge
+from sglang_dcp_block.cpu.shims import (
+    ShimError,
+    dcp_backends,
+    flashinfer_mla,
+    host_cache,
+    install_all,
+    platform_check,
+    torch_merge,
+)
 from sglang_dcp_block.cpu.shims.target import find, replace_function, shadow_global
 from sglang_dcp_block.cpu.shims.torch_on_cpu import TorchOnCpu
 
@@ -188,6 +197,28 @@ class TestPlugin:
         monkeypatch.setenv("SGLANG_DCP_BLOCK_CPU_RAGGED_LSE", "10")
         with pytest.raises(ShimError, match="SGLANG_DCP_BLOCK_CPU_RAGGED_LSE: expected 2 or e, got '10'"):
             flashinfer_mla.install()
+
+
+class TestDcpBackends:
+    @pytest.mark.parametrize("is_mla", [False, True])
+    @pytest.mark.parametrize("with_plugin", [False, True])
+    def test_a_refusal_names_what_is_accepted(self, is_mla: bool, with_plugin: bool) -> None:
+        for backend in ("torch_native", "intel_amx", "flashinfer", "triton", "trtllm_mla"):
+            reason = dcp_backends.why_not(2, is_mla, "triton" if not is_mla else "flashinfer", backend, with_plugin)
+            accepted = dcp_backends.usable(is_mla, with_plugin)
+            assert (reason is None) == (backend in accepted), backend
+            if reason is not None:
+                assert f"expected the attention backend {' or '.join(accepted)}, which" in reason
+                assert f"got {backend}." in reason
+
+    def test_its_step_is_the_last_one(self) -> None:
+        """So the backends are final, and whether blocks were asked for."""
+        spec = importlib.util.find_spec("sglang")
+        assert spec is not None
+        assert spec.submodule_search_locations
+        pipeline = Path(spec.submodule_search_locations[0], "srt", "arg_groups", "pipeline.py").read_text()
+        *_, last = re.findall(r"run_hook\((\w+), server_args\)", pipeline)
+        assert last == dcp_backends.STEP
 
 
 class TestTargets:

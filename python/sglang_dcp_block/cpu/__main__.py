@@ -21,7 +21,8 @@ examples:
   {PROGRAM} --ranks 8 -- pytest tests/engine
   eval "$({PROGRAM} --ranks 2 --print)"
 
-With --dcp-size, pass --attention-backend triton (or flashinfer, for MLA): SGLang's backends for CPUs know nothing of DCP.
+With --dcp-size, pass --attention-backend triton (flashinfer, for MLA): SGLang's backends for CPUs know nothing of DCP, and
+are refused.
 The command replaces this process, so its exit status is the command's; 127 or 126 if it is not found or cannot be run.
 
 variables that change the stand-ins:

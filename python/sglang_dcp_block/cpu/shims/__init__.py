@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sglang_dcp_block.cpu.environment import REQUIRED, TORCH_MERGE
 from sglang_dcp_block.cpu.shims import (
     all_to_all,
+    dcp_backends,
     flashinfer_mla,
     head_padding,
     host_cache,
@@ -39,6 +40,7 @@ class Shim:
 
 SHIMS: tuple[Shim, ...] = (
     Shim("platform check", "SGLang refuses --dcp-size above 1 off CUDA, HIP, NPU and XPU", platform_check.install),
+    Shim("DCP backends", "a backend without a DCP path would start and serve wrong tokens", dcp_backends.install),
     Shim("head padding", "padded KV heads make GQA with DCP silently wrong", head_padding.install),
     Shim("MLA cache writer", "the writer used off CUDA ignores which rank owns a token", mla_writer.install),
     Shim("FlashInfer MLA", "FlashInfer has no CPU kernels", flashinfer_mla.install),

@@ -1,6 +1,7 @@
 """Decode context parallelism is refused off CUDA, HIP, NPU and XPU, when the process groups are built.
 
 The refusal is the only place of that module that asks ``is_cuda`` (a test says so), so there it answers yes.
+Backends without DCP are then refused by :mod:`~sglang_dcp_block.cpu.shims.dcp_backends`.
 """
 
 from __future__ import annotations

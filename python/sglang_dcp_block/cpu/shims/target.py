@@ -14,7 +14,7 @@ from typing import Any
 
 
 class ShimError(RuntimeError):
-    """A shim does not fit the installed SGLang, or the environment."""
+    """A shim does not fit the installed SGLang or the environment, or a server cannot run in it."""
 
 
 def _sglang() -> str:
