@@ -47,10 +47,24 @@ class Request:
     value: int | Literal["auto"]  # tokens
     source: str  # where it came from, as the user knows it
 
+    def __str__(self) -> str:
+        return f"{self.source} {self.value}"
+
     @property
     def wants_blocks(self) -> bool:
         """Whether this asks for anything but SGLang's own token round-robin."""
         return self.value != 1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequest:
+    """A grouping of pages as it was asked for."""
+
+    ranks: int  # of each decode server
+    source: str  # where it came from, as the user knows it
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.ranks}"
 
 
 def parse(value: object, source: str) -> Request:
@@ -74,8 +88,8 @@ def parse(value: object, source: str) -> Request:
     return Request(value, source)
 
 
-def parse_group_pages(value: object, source: str) -> int:
-    """The number of decode ranks to group pages for, from what a user typed or passed.
+def parse_group_pages(value: object, source: str) -> GroupRequest:
+    """A :class:`GroupRequest` from what a user typed or passed.
 
     Args:
         value: an int of 2 or more, or its decimal text.
@@ -83,13 +97,13 @@ def parse_group_pages(value: object, source: str) -> int:
     Raises:
         BlockSizeError: anything else, saying expected and got.
 
-    >>> parse_group_pages("8", "--dcp-group-pages")
+    >>> parse_group_pages("8", "--dcp-group-pages").ranks
     8
     """
     number = int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
     if isinstance(number, bool) or not isinstance(number, int) or number < 2:
         raise BlockSizeError(f"{source}: expected the decode servers' --dcp-size, 2 or more, got {value!r}")
-    return number
+    return GroupRequest(number, source)
 
 
 def from_environment(environ: Mapping[str, str]) -> Request | None:
@@ -125,7 +139,7 @@ def block_size_for(request: Request, page_size: int) -> int:
         return request.value
     if page_size == 1:
         raise BlockSizeError(
-            f"{request.source} auto: expected a page size above 1, got --page-size 1. Leave --page-size unset "
+            f"{request}: expected a page size above 1, got --page-size 1. Leave --page-size unset "
             f"(it becomes {AUTO_PAGE_SIZE}), or pass the page size you want."
         )
     return page_size

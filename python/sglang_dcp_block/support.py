@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sglang_dcp_block.config import FLAG, GROUP_FLAG, BlockSizeError
+from sglang_dcp_block.config import FLAG, GROUP_FLAG, BlockSizeError, GroupRequest, Request
 
 # Attention backends whose DCP path understands blocks, by the kind of attention.
 GQA_BACKENDS = ("triton",)
@@ -68,11 +68,14 @@ class Facts:
     ray: bool = False
     rust_server: bool = False
     elastic_ep: bool = False
+    early_release: str | None = None  # why a decode server would give pages of failed transfers away too early
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Backends that the model's kind of attention may use with blocks."""
-        return MLA_BACKENDS if self.is_mla else GQA_BACKENDS
+        """Backends that the model's kind of attention may use with blocks on this platform."""
+        if not self.is_mla:
+            return GQA_BACKENDS
+        return tuple(b for b in MLA_BACKENDS if self.platform != "cpu" or b not in PAGE_TABLE_BACKENDS)
 
     @property
     def is_triton_mla_under_dcp(self) -> bool:
@@ -93,6 +96,16 @@ class Rule:
     got: Callable[[Facts], str | None]  # what was found that is refused, or None
     expected: str
     advice: str
+    exact: Callable[[Facts], str] | None = None  # expected, got and advice for these facts, where they say more
+
+    def refusal(self, facts: Facts) -> str | None:
+        """One line with what was expected, what was got and what to do; None where this rule has nothing against it."""
+        got = self.got(facts)
+        if got is None:
+            return None
+        return f"{self.feature}: " + (
+            self.exact(facts) if self.exact else f"expected {self.expected}, got {got}. {self.advice}"
+        )
 
 
 def _is(flag: str, text: str) -> Callable[[Facts], str | None]:
@@ -102,6 +115,18 @@ def _is(flag: str, text: str) -> Callable[[Facts], str | None]:
 def _unsupported_backend(facts: Facts) -> str | None:
     wrong = [b for b in dict.fromkeys((facts.prefill_backend, facts.decode_backend)) if b not in facts.backends]
     return f"attention backend {' and '.join(wrong)}" if wrong else None
+
+
+def _backends_of_this_model(facts: Facts) -> str:
+    kind = "MLA models" if facts.is_mla else "GQA and MHA models"
+    where = " on CPUs" if facts.platform == "cpu" else ""
+    flags = "--attention-backend"
+    if facts.prefill_backend != facts.decode_backend:
+        flags = "--prefill-attention-backend and as --decode-attention-backend"
+    return (
+        f"expected {' or '.join(facts.backends)} for {kind}{where}, got {_unsupported_backend(facts)}. "
+        f"Pass {'it' if len(facts.backends) == 1 else 'one of these'} as {flags}, or leave the backends unset."
+    )
 
 
 def _wrong_page_for_table(facts: Facts) -> str | None:
@@ -153,6 +178,7 @@ RULES: tuple[Rule, ...] = (
         _unsupported_backend,
         f"{' or '.join(GQA_BACKENDS)} for GQA and MHA models, {' or '.join(MLA_BACKENDS)} for MLA models",
         "Pass one of these as --attention-backend, or leave the backends unset.",
+        _backends_of_this_model,
     ),
     Rule(
         "page sizes that a page table backend does not know",
@@ -271,6 +297,13 @@ RULES: tuple[Rule, ...] = (
         "an MLA model: SGLang relays nothing else out to DCP",
         f"Leave {FLAG} and --dcp-size out on this decode server.",
     ),
+    Rule(
+        "PD decode that gives pages of failed transfers away too early",
+        lambda f: f.early_release,
+        "pages to be kept for as long as Mooncake may write them, and 10 s",
+        "Unset the variable that is named, or raise it.",
+        lambda f: str(f.early_release),
+    ),
     Rule("Ray", _is("ray", "--use-ray"), "schedulers started by SGLang itself", "Leave --use-ray out."),
     Rule("the Rust server", _is("rust_server", "SGLANG_RUST_SERVER"), "the Python HTTP server", "Unset the variable."),
     Rule("elastic expert parallelism", _is("elastic_ep", "--elastic-ep-backend"),
@@ -280,23 +313,25 @@ RULES: tuple[Rule, ...] = (
 
 def refusals(facts: Facts) -> list[str]:
     """One line for each rule that refuses ``facts``: expected, got, what to do."""
-    lines = []
-    for rule in RULES:
-        got = rule.got(facts)
-        if got is not None:
-            lines.append(f"{rule.feature}: expected {rule.expected}, got {got}. {rule.advice}")
-    return lines
+    return [line for rule in RULES if (line := rule.refusal(facts)) is not None]
 
 
-def require_supported(facts: Facts) -> None:
+def require_supported(facts: Facts, request: Request) -> None:
     """Refuse ``facts`` if any rule does.
 
+    Args:
+        request: what was asked for; errors name the way it came in.
     Raises:
         BlockSizeError: naming every refused combination at once.
     """
-    lines = refusals(facts)
+    _refuse(refusals(facts), request, FLAG)
+
+
+def _refuse(lines: list[str], request: Request | GroupRequest, flag: str) -> None:
     if lines:
-        raise BlockSizeError(f"{FLAG} {facts.block_size} cannot be used here:\n  " + "\n  ".join(lines))
+        # Rules speak of the flag; who set the variable or the keyword must find that one.
+        lines = [line.replace(flag, request.source) for line in lines]
+        raise BlockSizeError(f"{request} cannot be used here:\n  " + "\n  ".join(lines))
 
 
 _LEAVE_OUT = f"Leave {GROUP_FLAG} out."
@@ -359,12 +394,10 @@ def grouping_refusals(facts: Facts, group_pages: int) -> list[str]:
     return lines
 
 
-def require_groupable(facts: Facts, group_pages: int) -> None:
-    """Refuse to group pages for ``group_pages`` decode ranks if anything stands against it.
+def require_groupable(facts: Facts, request: GroupRequest) -> None:
+    """Refuse to group pages for ``request.ranks`` decode ranks if anything stands against it.
 
     Raises:
         BlockSizeError: naming every reason at once.
     """
-    lines = grouping_refusals(facts, group_pages)
-    if lines:
-        raise BlockSizeError(f"{GROUP_FLAG} {group_pages} cannot be used here:\n  " + "\n  ".join(lines))
+    _refuse(grouping_refusals(facts, request.ranks), request, GROUP_FLAG)

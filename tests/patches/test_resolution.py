@@ -122,6 +122,7 @@ def grouping_cases(model: str, mla: str) -> dict[str, dict[str, Any]]:
         "one": grouping(mla, ranks="1"),
         "keyword": with_keywords(mla, dcp_group_pages=2, dcp_size=1, page_size=16, disaggregation_mode="prefill",
                                  disaggregation_transfer_backend="mooncake_tcp"),
+        "keyword, neither": with_keywords(mla, dcp_group_pages=2, dcp_size=1),
         "keyword, text": with_keywords(mla, dcp_group_pages="auto"),
     }  # fmt: skip
 
@@ -149,6 +150,8 @@ def cases_of(model: str, mla: str, yaml: str) -> dict[str, dict[str, Any]]:
         "keyword true": with_keywords(model, dcp_block_size=True),
         "variable": with_argv(model, environ={VARIABLE: "8"}),
         "variable, Engine": {**with_keywords(model), "environ": {VARIABLE: "auto"}},
+        "variable, dcp off": with_argv(model, dcp=1, environ={VARIABLE: "8"}),
+        "keyword, dcp off": with_keywords(model, dcp_block_size=8, dcp_size=1),
         "variable, nonsense": with_argv(model, environ={VARIABLE: "big"}),
         "variable, dummy model": with_argv("dummy", environ={VARIABLE: "8"}),
         "flag beats variable": with_argv(model, flag, "16", environ={VARIABLE: "8"}),
@@ -233,6 +236,14 @@ FACTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "LMCache": ({"fields": {"enable_lmcache": True}}, {"lmcache": True}),
     "PDMux": ({"fields": {"enable_pdmux": True}}, {"pd_multiplexing": True}),
     "Ray": ({"fields": {"use_ray": True}}, {"ray": True}),
+    "hold": (
+        {"fields": {"disaggregation_mode": "decode"}, "environ": {HOLD: "false"}},
+        {
+            "disaggregation_mode": "decode",
+            "early_release": f"expected pages of a failed transfer to be kept for 40 s or more, got {HOLD} off: Mooncake "
+            f"may write for 30 s where MC_TRANSFER_TIMEOUT is 30 s, and 10 s are margin. Unset {HOLD}.",
+        },
+    ),
     "elastic EP": ({"fields": {"elastic_ep_backend": "mooncake"}}, {"elastic_ep": True}),
     "Rust": ({"environ": {"SGLANG_RUST_SERVER": "1"}}, {"rust_server": True}),
     "Rust off": ({"environ": {"SGLANG_RUST_SERVER": "false"}}, {}),
@@ -425,8 +436,7 @@ class TestBackends:
     @pytest.mark.parametrize("case", ["Hopper, fa3", "Hopper, decode only"])
     def test_a_named_one_without_a_block_path_is_refused(self, answers: dict[str, Any], case: str) -> None:
         text = refusal(answers["cases"][case])
-        assert "expected triton for GQA and MHA models" in text
-        assert "got attention backend fa3. Pass one of these as --attention-backend" in text
+        assert "expected triton for GQA and MHA models, got attention backend fa3. Pass it as --" in text
         assert text.startswith("BlockSizeError: --dcp-block-size 16 cannot be used here:")
 
     @pytest.mark.parametrize(
@@ -496,6 +506,14 @@ class TestRefused:
         outcome = answers["cases"][case]
         assert outcome.get("error") == "BlockSizeError", outcome
         assert text in outcome["message"]
+
+    @pytest.mark.parametrize(
+        ("case", "source"), [("variable, dcp off", VARIABLE), ("keyword, dcp off", "Engine(dcp_block_size=...)")]
+    )
+    def test_naming_where_the_block_size_came_from(self, answers: dict[str, Any], case: str, source: str) -> None:
+        text = refusal(answers["cases"][case])
+        assert text.startswith(f"BlockSizeError: {source} 8 cannot be used here:")
+        assert text.endswith(f"or leave {source} out.")
 
     def test_dcp_off_is_not_blamed_on_anything_else(self, answers: dict[str, Any]) -> None:
         assert len(answers["cases"]["dcp off"]["message"].splitlines()) == 2
@@ -579,7 +597,10 @@ class TestPagesThatMayStillBeWritten:
     )
     def test_it_is_refused(self, answers: dict[str, Any], case: str, expected: str, got: str, advice: str) -> None:
         text = refusal(answers["cases"][f"hold, {case}"])
-        assert text.startswith("BlockSizeError: deferred release: expected pages of a failed transfer to be kept for ")
+        assert text.startswith(
+            "BlockSizeError: --dcp-block-size 8 cannot be used here:\n  PD decode that gives pages of failed transfers away "
+            "too early: expected pages of a failed transfer to be kept for "
+        )
         assert f"{expected}, got {got}" in text
         assert text.endswith(advice)
 
@@ -624,6 +645,7 @@ class TestGrouping:
             ("decode, other ranks", "BlockSizeError", "expected --dcp-size 4 and blocks of a page"),
             ("neither", "BlockSizeError", "expected --disaggregation-mode prefill or decode, got null"),
             ("one", "SystemExit", "--dcp-group-pages: expected the decode servers' --dcp-size, 2 or more, got '1'"),
+            ("keyword, neither", "BlockSizeError", "Engine(dcp_group_pages=...) 2 cannot be used here:"),
             ("keyword, text", "BlockSizeError", "Engine(dcp_group_pages=...): expected the decode servers' --dcp-size"),
         ],
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_dcp_block import support
-from sglang_dcp_block.config import FLAG, BlockSizeError
+from sglang_dcp_block.config import FLAG, GROUP_FLAG, BlockSizeError, GroupRequest, Request
 from sglang_dcp_block.support import RULES, Facts, Rule, grouping_refusals, refusals, require_groupable
 
 # A server that blocks can serve: TP8+DCP8, one KV head.
@@ -24,6 +24,7 @@ BASE = Facts(
     num_attention_heads=32,
     num_kv_heads=1,
 )
+ASKED = Request(16, FLAG)
 
 # For each rule: changes to BASE that it refuses, and what it says it got.
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -128,6 +129,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "PD decode of GQA and MHA models": [
         ({"disaggregation_mode": "decode", "transfer_backend": "mooncake_tcp"}, "a model without MLA")
     ],
+    "PD decode that gives pages of failed transfers away too early": [
+        ({"early_release": "expected 40 s or more, got V=39: ... Unset V."}, "expected 40 s or more, got V=39")
+    ],
     "Ray": [({"ray": True}, "--use-ray")],
     "the Rust server": [({"rust_server": True}, "SGLANG_RUST_SERVER")],
     "elastic expert parallelism": [({"elastic_ep": True}, "--elastic-ep-backend")],
@@ -146,16 +150,21 @@ def of_feature(feature: str) -> Rule:
 
 def test_the_base_passes() -> None:
     assert refusals(BASE) == []
-    support.require_supported(BASE)
+    support.require_supported(BASE, ASKED)
 
 
 @pytest.mark.parametrize(("feature", "changes", "got"), CASES)
 def test_a_rule_fires_on_its_fact_alone(feature: str, changes: dict[str, Any], got: str) -> None:
     rule = of_feature(feature)
     facts = dataclasses.replace(BASE, **changes)
-    assert refusals(facts) == [f"{feature}: expected {rule.expected}, got {got}. {rule.advice}"]
+    (line,) = refusals(facts)
+    if rule.exact is None:
+        assert line == f"{feature}: expected {rule.expected}, got {got}. {rule.advice}"
+    assert line.startswith(f"{feature}: expected ")
+    assert got in line
+    assert line.endswith(".")
     with pytest.raises(BlockSizeError, match=re.escape(got)):
-        support.require_supported(facts)
+        support.require_supported(facts, ASKED)
 
 
 def test_every_rule_has_a_case() -> None:
@@ -213,10 +222,61 @@ def test_what_is_supported_passes(changes: dict[str, Any]) -> None:
     assert refusals(dataclasses.replace(BASE, **changes)) == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, "expected triton for GQA and MHA models, got attention backend fa3. Pass it as"),
+        (
+            {"is_mla": True},
+            "expected flashinfer or triton or trtllm_mla or cutedsl_mla for MLA models, got attention backend fa3. Pass one "
+            "of these as",
+        ),
+        (
+            {"is_mla": True, "platform": "cpu"},
+            "expected flashinfer or triton for MLA models on CPUs, got attention backend fa3. Pass one of these as",
+        ),
+    ],
+)
+def test_backends_of_this_kind_of_model_are_named(changes: dict[str, Any], sentence: str) -> None:
+    both = {"prefill_backend": "fa3", "decode_backend": "fa3"}
+    (line,) = refusals(dataclasses.replace(BASE, **both, **changes))
+    assert line == (
+        f"attention backends without a block path: {sentence} --attention-backend, or leave the backends unset."
+    )
+
+
+@pytest.mark.parametrize("backend", ["trtllm_mla", "cutedsl_mla"])
+def test_kernels_of_gpus_are_no_backends_of_a_cpu(backend: str) -> None:
+    facts = dataclasses.replace(BASE, is_mla=True, platform="cpu", decode_backend=backend)
+    (line,) = refusals(facts)
+    assert f"got attention backend {backend}. Pass one of these as --prefill-attention-backend and as --decode-" in line
+
+
+@pytest.mark.parametrize(
+    "source", ["--dcp-interleave-size", "SGLANG_DCP_BLOCK_SIZE", "Engine(dcp_block_size=...)"]
+)  # fmt: skip
+def test_a_refusal_names_the_way_that_blocks_came_in(source: str) -> None:
+    facts = dataclasses.replace(BASE, dcp_size=1, platform="hip")
+    with pytest.raises(BlockSizeError) as refused:
+        support.require_supported(facts, Request("auto", source))
+    first, off, platform = str(refused.value).splitlines()
+    assert first == f"{source} auto cannot be used here:"
+    assert off.endswith(f"or leave {source} out.")
+    assert platform.endswith(f"Leave {source} out on this platform.")
+
+
+def test_a_refusal_of_grouping_names_the_way_it_came_in() -> None:
+    with pytest.raises(BlockSizeError) as refused:
+        require_groupable(BASE, GroupRequest(8, "Engine(dcp_group_pages=...)"))
+    first, line = str(refused.value).splitlines()
+    assert first == "Engine(dcp_group_pages=...) 8 cannot be used here:"
+    assert line.endswith("Leave Engine(dcp_group_pages=...) out.")
+
+
 def test_several_refusals_are_listed_together() -> None:
     facts = dataclasses.replace(BASE, decode_backend="fa3", pp_size=4, unified_memory=True)
     with pytest.raises(BlockSizeError) as refused:
-        support.require_supported(facts)
+        support.require_supported(facts, ASKED)
     first, *lines = str(refused.value).splitlines()
     assert first == f"{FLAG} 16 cannot be used here:"
     assert [line.strip().partition(":")[0] for line in lines] == [
@@ -303,7 +363,7 @@ class TestGrouping:
         assert said in line
         assert line.endswith(".")
         with pytest.raises(BlockSizeError, match=r"^--dcp-group-pages 8 cannot be used here:\n  ") as refused:
-            require_groupable(dataclasses.replace(facts, **changes), 8)
+            require_groupable(dataclasses.replace(facts, **changes), GroupRequest(8, GROUP_FLAG))
         assert line in str(refused.value)
 
     @pytest.mark.parametrize("feature", sorted(support._GROUPING_RULES))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from sglang_dcp_block.patches import pd_release
 from sglang_dcp_block.support import Facts
 
 
@@ -63,6 +64,7 @@ def facts_of(server_args: Any, block_size: int) -> Facts:
         ray=bool(cfg.use_ray),
         rust_server=os.environ.get("SGLANG_RUST_SERVER", "0").lower() not in ("", "0", "false"),
         elastic_ep=cfg.elastic_ep_backend is not None,
+        early_release=pd_release.why_not_here() if cfg.disaggregation_mode == "decode" and block_size > 1 else None,
     )
 
 

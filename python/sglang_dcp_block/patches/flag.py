@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_dcp_block import config
-from sglang_dcp_block.config import BlockSizeError, Request
+from sglang_dcp_block.config import BlockSizeError, GroupRequest, Request
 from sglang_dcp_block.patches import pd_release, register
 from sglang_dcp_block.patches.facts import attention_is_mla, facts_of
 from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, require_groupable, require_supported
@@ -25,7 +25,7 @@ from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, require_groupab
 logger = logging.getLogger(__name__)
 
 _REQUEST = "_dcp_block_request"  # (value, source), as asked for
-_GROUP_REQUEST = "_dcp_group_request"  # decode ranks, as asked for
+_GROUP_REQUEST = "_dcp_group_request"  # (decode ranks, source), as asked for
 _GROUPED = "_dcp_group_pages"  # decode ranks, final; missing where nothing was asked for
 _RESOLVED = "_dcp_block_size"  # tokens, final; read by every process; 0 where SGLang runs as it is
 
@@ -49,7 +49,7 @@ def armed_block_size(server_args: Any) -> int | None:
         request = request_of(server_args)
         if request is not None and request.wants_blocks:
             raise BlockSizeError(
-                f"{request.source} {request.value}: expected a record that SGLang resolved with the plugin loaded, got "
+                f"{request}: expected a record that SGLang resolved with the plugin loaded, got "
                 "one without a block size. Pass a real --model-path, and call load_plugins() before resolve_once()."
             )
     return resolved or None
@@ -64,7 +64,7 @@ def armed_group_pages(server_args: Any) -> int:
     resolved: int | None = getattr(server_args, _GROUPED, None)
     if resolved is None and (asked := getattr(server_args, _GROUP_REQUEST, None)) is not None:
         raise BlockSizeError(
-            f"{config.GROUP_FLAG} {asked}: expected a record that SGLang resolved with the plugin loaded, got one that was "
+            f"{GroupRequest(*asked)}: expected a record that SGLang resolved with the plugin loaded, got one that was "
             "not. Pass a real --model-path, and call load_plugins() before resolve_once()."
         )
     return resolved or 0
@@ -143,11 +143,11 @@ def install_engine_keyword() -> None:
     Engine.server_args_class = staticmethod(server_args_with_block_size)
 
 
-def _attach(record: Any, request: Request | None, group_pages: int | None) -> None:
+def _attach(record: Any, request: Request | None, grouped: GroupRequest | None) -> None:
     if request is not None:
         setattr(record, _REQUEST, (request.value, request.source))
-    if group_pages is not None:
-        setattr(record, _GROUP_REQUEST, group_pages)
+    if grouped is not None:
+        setattr(record, _GROUP_REQUEST, (grouped.ranks, grouped.source))
 
 
 # --- resolution ----------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def _choose_page_size(server_args: Any, previous: Step) -> None:
     asked = resolving_view(server_args).page_size
     chosen = config.page_size_for(request, asked)
     if chosen != asked:
-        logger.warning("%s %s: --page-size is unset, taking %d tokens.", request.source, request.value, chosen)
+        logger.warning("%s: --page-size is unset, taking %d tokens.", request, chosen)
         declare_resolution(server_args, "sglang_dcp_block", page_size=chosen)
 
 
@@ -214,8 +214,8 @@ def _choose_backend(server_args: Any, previous: Step) -> None:
             default = get_default_attn_backend(server_args, is_mla, model_config_of(server_args))
         if default in _GENERAL_BACKENDS - set(usable):
             logger.warning(
-                "%s %s: --attention-backend is unset and SGLang's default here, %s, cannot read blocks; taking %s.",
-                request.source, request.value, default, usable[0],
+                "%s: --attention-backend is unset and SGLang's default here, %s, cannot read blocks; taking %s.",
+                request, default, usable[0],
             )  # fmt: skip
             declare_resolution(server_args, "sglang_dcp_block", attention_backend=usable[0])
     previous(server_args)
@@ -241,30 +241,29 @@ def _finish_blocks(server_args: Any) -> None:
     armed = block_size > 1 or facts.is_triton_mla_under_dcp
     if armed and facts.disaggregation_mode == "prefill" and facts.dcp_size == 1:
         logger.warning(
-            "%s %s: ignored on a prefill server without DCP; each decode server names its own block size.",
-            request.source, request.value,
-        )  # fmt: skip
+            "%s: ignored on a prefill server without DCP; each decode server names its own block size.", request
+        )
         armed = False
     if armed:
-        require_supported(facts)
+        require_supported(facts, request)
         if facts.disaggregation_mode == "decode" and block_size > 1:
-            pd_release.require_hold_at_start()
+            pd_release.tell_of_raised_hold()
         register.check(server_points(facts.disaggregation_mode, facts.hierarchical_cache))
         if request.value != block_size:
-            logger.warning("%s %s resolves to blocks of %d tokens.", request.source, request.value, block_size)
+            logger.warning("%s resolves to blocks of %d tokens.", request, block_size)
     setattr(server_args, _RESOLVED, block_size if armed else 0)
 
 
 def _finish_grouping(server_args: Any) -> None:
     from sglang_dcp_block.patches.points import grouping_points
 
-    ranks: int | None = getattr(server_args, _GROUP_REQUEST, None)
-    if ranks is None:
+    asked = getattr(server_args, _GROUP_REQUEST, None)
+    if asked is None:
         return
-    facts = facts_of(server_args, armed_block_size(server_args) or 1)
-    require_groupable(facts, ranks)
+    request, facts = GroupRequest(*asked), facts_of(server_args, armed_block_size(server_args) or 1)
+    require_groupable(facts, request)
     register.check(grouping_points(facts.disaggregation_mode))
-    setattr(server_args, _GROUPED, ranks)
+    setattr(server_args, _GROUPED, request.ranks)
 
 
 def light_points() -> tuple[register.PatchPoint, ...]:

@@ -10,7 +10,6 @@ import logging
 import os
 from typing import Any
 
-from sglang_dcp_block.config import BlockSizeError
 from sglang_dcp_block.dcp import quarantine
 from sglang_dcp_block.dcp.quarantine import Hold
 from sglang_dcp_block.patches.active import layout
@@ -23,15 +22,17 @@ def own_timeout() -> int:
     return quarantine.mooncake_timeout(os.environ.get(quarantine.VARIABLE))
 
 
-def require_hold_at_start() -> None:
-    """Before a decode server with blocks starts: its hold must fit prefill servers with the same environment.
+def why_not_here() -> str | None:
+    """Why a decode server with blocks may not start in this environment, or None: its hold is long enough, or is raised.
 
-    Raises:
-        BlockSizeError: the operator has chosen a hold that is too short, or none.
+    Prefill servers are taken to have the same environment; :func:`refusal_of` asks each one.
     """
+    return _why_not(_hold(), own_timeout())
+
+
+def tell_of_raised_hold() -> None:
+    """Warn of what :func:`hold_long_enough` does, before a decode server with blocks starts."""
     seconds, timeout = _hold().seconds, own_timeout()
-    if reason := _why_not(_hold(), timeout):
-        raise BlockSizeError(f"deferred release: {reason}")
     if not seconds >= (needed := quarantine.needed_seconds(timeout)):
         logger.warning(
             "%s is unset: pages of a failed transfer are kept for %d s instead of %g s: Mooncake may write for %d s.",
@@ -40,7 +41,7 @@ def require_hold_at_start() -> None:
 
 
 def hold_long_enough(result: None, transfer_queue: Any, *args: Any, **kwargs: Any) -> None:
-    """AFTER ``DecodeTransferQueue.__init__``: the seconds that :func:`require_hold_at_start` has told."""
+    """AFTER ``DecodeTransferQueue.__init__``: the seconds that :func:`tell_of_raised_hold` has told."""
     if layout().block_size > 1:
         _raise(transfer_queue, own_timeout())
 
