@@ -88,8 +88,8 @@ def parse(value: object, source: str) -> Request:
     return Request(value, source)
 
 
-def parse_group_pages(value: object, source: str) -> GroupRequest:
-    """A :class:`GroupRequest` from what a user typed or passed.
+def parse_group_pages(value: object, source: str) -> int:
+    """The number of decode ranks to group pages for, from what a user typed or passed.
 
     Args:
         value: an int of 2 or more, or its decimal text.
@@ -97,13 +97,13 @@ def parse_group_pages(value: object, source: str) -> GroupRequest:
     Raises:
         BlockSizeError: anything else, saying expected and got.
 
-    >>> parse_group_pages("8", "--dcp-group-pages").ranks
+    >>> parse_group_pages("8", "--dcp-group-pages")
     8
     """
     number = int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
     if isinstance(number, bool) or not isinstance(number, int) or number < 2:
         raise BlockSizeError(f"{source}: expected the decode servers' --dcp-size, 2 or more, got {value!r}")
-    return GroupRequest(number, source)
+    return number
 
 
 def from_environment(environ: Mapping[str, str]) -> Request | None:

@@ -15,7 +15,7 @@ def main() -> None:
     order = json.load(sys.stdin)
 
     import sglang_dcp_block.patches.pd_points  # noqa: F401
-    from sglang_dcp_block.patches import prometheus, refusals, transfer_counts
+    from sglang_dcp_block.patches import peer_refusals, prometheus, transfer_counts
 
     imported_before = "prometheus_client" in sys.modules
     complaints: list[str] = []
@@ -27,7 +27,7 @@ def main() -> None:
     if "enable_metrics" in order:  # as a scheduler's configuration has it
         runtime_context._CONTEXT._config_bags = {"observability": SimpleNamespace(**order)}
     for _ in range(2):
-        refusals.count(refusals.Side.DECODE, refusals.Reason.NO_BLOCKS)
+        peer_refusals.count(peer_refusals.RefusedBy.DECODE, peer_refusals.Reason.NO_BLOCKS)
     with transfer_counts.counted("peer", "direct") as transfer:
         transfer.add_batch(3, 300)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,18 @@ class TestPatchPoints:
             register.check(all_points())
         finally:
             fingerprint.known.cache_clear()
+
+    def test_it_names_the_files_that_entries_live_in(self) -> None:
+        (named,) = re.findall(r"from `(.*)`; do not edit", patches_cli.as_markdown())
+        entries = "".join(file.read_text(encoding="utf-8") for file in DOCS.parent.glob(named))
+        names = [p.target.rpartition(".")[2] for p in all_points()]
+        assert [name for name in names if not re.search(rf'[."]{name}"', entries)] == []
+
+
+def test_every_shared_module_of_the_tests_is_named() -> None:
+    tests = DOCS.parent / "tests"
+    listed = re.findall(r"^    (\w+\.py) ", (tests / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted({file.name for file in tests.glob("*.py")} - {"conftest.py"})
 
 
 class TestCompatibility:

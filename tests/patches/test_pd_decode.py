@@ -15,7 +15,7 @@ from hooking import hook
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import Capability
 from sglang_dcp_block.dcp.layout import DcpLayout
-from sglang_dcp_block.patches import active, pd_capability, pd_decode, refusals
+from sglang_dcp_block.patches import active, pd_capability, pd_decode, peer_refusals
 from sglang_dcp_block.patches.pd_points import BOOTSTRAP_POINTS, DECODE_POINTS
 
 HOLD = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
@@ -34,7 +34,7 @@ def armed(monkeypatch):
 def counted(monkeypatch):
     """The reasons of refusals, as they are counted."""
     seen: list[str] = []
-    monkeypatch.setattr(refusals, "count", lambda side, reason: seen.append(f"{side} {reason}"))
+    monkeypatch.setattr(peer_refusals, "count", lambda side, reason: seen.append(f"{side} {reason}"))
     return seen
 
 

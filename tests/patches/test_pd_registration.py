@@ -15,7 +15,7 @@ import zmq
 from hooking import hook
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.layout import DcpLayout
-from sglang_dcp_block.patches import active, refusals
+from sglang_dcp_block.patches import active, peer_refusals
 from sglang_dcp_block.patches.pd_points import REGISTRATION_POINTS
 
 PAGE, ROW_BYTES, LAYERS = 8, 64, 2
@@ -31,7 +31,7 @@ def hooked(monkeypatch):
 def counted(monkeypatch):
     """The reasons of refusals, as they are counted."""
     seen: list[str] = []
-    monkeypatch.setattr(refusals, "count", lambda side, reason: seen.append(f"{side} {reason}"))
+    monkeypatch.setattr(peer_refusals, "count", lambda side, reason: seen.append(f"{side} {reason}"))
     return seen
 
 

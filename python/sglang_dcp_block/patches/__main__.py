@@ -56,7 +56,7 @@ def as_markdown() -> str:
     lines = [
         "# Patch points",
         "",
-        "Made by `make docs` from `python/sglang_dcp_block/patches/points.py`; do not edit.",
+        "Made by `make docs` from `python/sglang_dcp_block/patches/*_points.py`; do not edit.",
         "",
         "Kinds: *after*, *around* and *replace* are SGLang's `HookRegistry` types; *relies* is not touched, but its source",
         "must be the known one. Known SGLang versions: " + ", ".join(sorted(fingerprint.known())) + ".",

@@ -84,13 +84,17 @@ class _FlagAction(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         try:
-            parse = config.parse if self.dest == config.KEYWORD else config.parse_group_pages
+            parse = config.parse if self.dest == config.KEYWORD else _grouping
             request = parse(values, option_string or self.option_strings[0])
             register.verify(light_points())
         except (BlockSizeError, register.PatchError) as error:
             text = str(error).removeprefix(f"{option_string}: ")  # argparse names the flag itself
             raise argparse.ArgumentError(self, text) from error
         setattr(namespace, self.dest, request)
+
+
+def _grouping(value: object, source: str) -> GroupRequest:
+    return GroupRequest(config.parse_group_pages(value, source), source)
 
 
 def add_flag(result: None, parser: argparse.ArgumentParser) -> None:
@@ -136,7 +140,7 @@ def install_engine_keyword() -> None:
         if value is not None or ranks is not None:
             register.verify(light_points())
         request = None if value is None else config.parse(value, f"Engine({config.KEYWORD}=...)")
-        grouped = None if ranks is None else config.parse_group_pages(ranks, f"Engine({config.GROUP_KEYWORD}=...)")
+        grouped = None if ranks is None else _grouping(ranks, f"Engine({config.GROUP_KEYWORD}=...)")
         _attach(record, request, grouped)
         return record
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import HandshakeError, Side
-from sglang_dcp_block.patches import pd_release, refusals
+from sglang_dcp_block.patches import pd_release, peer_refusals
 from sglang_dcp_block.patches.active import layout
-from sglang_dcp_block.patches.refusals import Reason, Refusal
+from sglang_dcp_block.patches.peer_refusals import Reason, Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def ask_prefill_first(
                 if refusal is not None:  # a later request asks again
                     queue.kv_manager.prefill_info_table.pop(addr, None)
         if refusal is not None:
-            refusals.count(refusals.Side.DECODE, refusal.reason)
+            peer_refusals.count(peer_refusals.RefusedBy.DECODE, refusal.reason)
             _fail(requests_there, f"prefill server {addr} refused: {refusal}")
             continue
         ready.update(ready_here)
@@ -77,7 +77,7 @@ def require_echo(original: Any, manager: Any, msg: list[bytes]) -> tuple[int, in
         reason = ""
     if got == expected:
         return parsed
-    refusals.count(refusals.Side.DECODE, Reason.NO_ECHO)
+    peer_refusals.count(peer_refusals.RefusedBy.DECODE, Reason.NO_ECHO)
     room, _, rank, _ = parsed
     return (
         room,

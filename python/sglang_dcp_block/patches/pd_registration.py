@@ -14,8 +14,8 @@ from typing import Any
 
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import Side
-from sglang_dcp_block.patches import active, peer, refusals
-from sglang_dcp_block.patches.refusals import Reason, Refusal
+from sglang_dcp_block.patches import active, peer, peer_refusals
+from sglang_dcp_block.patches.peer_refusals import Reason, Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +68,13 @@ def publish_verdict(original: Any, manager: Any, mooncake_session_id: str, decod
         if refusal is None:
             verdict: str | None = original(manager, mooncake_session_id, decode_kv_args)
             if verdict is not None:
-                refusals.count(refusals.Side.PREFILL, Reason.UPSTREAM)
+                peer_refusals.count(peer_refusals.RefusedBy.PREFILL, Reason.UPSTREAM)
             return verdict
     except Exception as error:
         refusal = Refusal(Reason.UPSTREAM, f"{type(error).__name__}: {error}")
     finally:
         peer.registered()
-    refusals.count(refusals.Side.PREFILL, refusal.reason)
+    peer_refusals.count(peer_refusals.RefusedBy.PREFILL, refusal.reason)
     with manager.session_lock:
         manager._unblacklist_session(mooncake_session_id)
         manager.state_strides_validated.discard(mooncake_session_id)
@@ -93,7 +93,7 @@ def guarded_receive(
         msg = receive()
         if msg is None or _readable(msg):
             return msg
-        refusals.count(refusals.Side.PREFILL, Reason.MESSAGE)
+        peer_refusals.count(peer_refusals.RefusedBy.PREFILL, Reason.MESSAGE)
         logger.error(
             "Dropped a message of %d frames that starts with %r: expected a registration or a transfer request.",
             len(msg),

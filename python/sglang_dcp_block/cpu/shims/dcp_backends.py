@@ -63,8 +63,9 @@ def refuse(server_args: Any, previous: Callable[[Any], None]) -> None:
     cfg = resolving_view(server_args)
     if cfg.dcp_size == 1 or cfg.device != "cpu":
         return
-    is_mla, backends = bool(use_mla_backend(server_args)), attention_backends_of(cfg)
-    if reason := why_not(cfg.dcp_size, is_mla, *backends, is_mla and "triton" in backends and _is_armed(server_args)):
+    is_mla, (prefill, decode) = bool(use_mla_backend(server_args)), attention_backends_of(cfg)
+    with_plugin = is_mla and "triton" in (prefill, decode) and _is_armed(server_args)
+    if reason := why_not(cfg.dcp_size, is_mla, prefill, decode, with_plugin):
         raise ShimError(reason)
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from sglang_dcp_block.patches import prometheus
 
 
-class Side(StrEnum):
+class RefusedBy(StrEnum):
     """The server that refuses."""
 
     PREFILL = "prefill"
@@ -44,7 +44,7 @@ class Refusal:
         return self.text
 
 
-def count(side: Side, reason: Reason) -> None:
+def count(side: RefusedBy, reason: Reason) -> None:
     """Count one refusal.
 
     Rule: once for each time that a rank is asked to judge and refuses, which is per prefill server and round of waiting
