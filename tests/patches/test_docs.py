@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,22 @@ class TestPatchPoints:
         monkeypatch.setattr(register, "upstream_version", lambda: "0.5.99")
         assert patches_cli.main([]) == 1
         assert "do not fit SGLang 0.5.99" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("missing", ["torch", "triton"])
+    def test_without_torch_it_helps_and_says_what_is_missing(self, missing: str) -> None:
+        script = f"import runpy, sys; sys.modules[{missing!r}] = None; runpy.run_module('{patches_cli.__package__}')"
+        script = script.replace("')", "', run_name='__main__', alter_sys=True)")
+        helped, refused = (
+            subprocess.run([sys.executable, "-c", script, *argv], capture_output=True, text=True, timeout=120)
+            for argv in (["--help"], [])
+        )
+        assert helped.returncode == 0, helped.stderr
+        assert "--docs FILE" in helped.stdout
+        assert refused.returncode == 2
+        assert refused.stderr.splitlines()[-1] == (
+            f"python -m sglang_dcp_block.patches: error: expected {missing} in this Python, got none: run it in the "
+            "environment that SGLang is installed in"
+        )
 
     def test_a_new_version_can_be_learned(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """For maintainers, after they have read the new sources."""

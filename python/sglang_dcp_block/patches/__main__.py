@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from sglang_dcp_block.patches import fingerprint, register
-from sglang_dcp_block.patches.points import all_points
+from sglang_dcp_block.patches.register import PatchPoint
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,6 +26,12 @@ def main(argv: list[str] | None = None) -> int:
         help="record the installed SGLang's fingerprints as known (maintainers, after review)",
     )
     args = parser.parse_args(argv)
+    try:
+        points = all_points()
+    except ModuleNotFoundError as error:
+        parser.error(
+            f"expected {error.name} in this Python, got none: run it in the environment that SGLang is installed in"
+        )
     if args.learn:
         learn()
     if args.docs:
@@ -34,12 +40,19 @@ def main(argv: list[str] | None = None) -> int:
         except OSError as error:
             parser.error(f"--docs: cannot write {args.docs} ({error.strerror})")
     try:
-        register.check(all_points())
+        register.check(points)
     except register.PatchError as error:
         print(error)
         return 1
-    print(f"{len(all_points())} patch points fit SGLang {register.upstream_version()}.")
+    print(f"{len(points)} patch points fit SGLang {register.upstream_version()}.")
     return 0
+
+
+def all_points() -> tuple[PatchPoint, ...]:
+    """The register; its hooks import torch and Triton."""
+    from sglang_dcp_block.patches import points
+
+    return points.all_points()
 
 
 def learn() -> None:
