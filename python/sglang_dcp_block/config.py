@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from sglang_dcp_block.refused import StartRefused
+
 FLAG = "--dcp-block-size"
 ALIAS = "--dcp-interleave-size"
 KEYWORD = "dcp_block_size"
@@ -36,7 +38,7 @@ GROUP_HELP = (
 )
 
 
-class BlockSizeError(ValueError):
+class BlockSizeError(StartRefused, ValueError):
     """The block size, or something it is combined with, is refused."""
 
 

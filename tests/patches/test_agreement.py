@@ -42,6 +42,19 @@ def refused(text: str) -> Any:
     return pytest.raises(DisagreementError, match=re.escape(text))
 
 
+class TestGrouping:
+    def test_all_alike(self) -> None:
+        agreement.require_grouping([{**STOCK, "dcp_group_pages": 8}] * 3, 8)
+
+    @pytest.mark.parametrize(("other", "got"), [({}, "None"), ({"dcp_group_pages": 4}, "4")])
+    def test_another(self, other: dict[str, Any], got: str) -> None:
+        infos = [{**STOCK, "dcp_group_pages": 8}, {**STOCK, **other}]
+        with refused(
+            f"expected all schedulers to group pages for 8 decode ranks, got {got} from scheduler 1. Give every"
+        ):
+            agreement.require_grouping(infos, 8)
+
+
 class TestMerged:
     def test_one_report_for_all(self) -> None:
         merged = agreement.merged_report([info(), info(), info(num_ranks=2)])

@@ -16,6 +16,7 @@ import pytest
 from sglang_dcp_block.patches import arming, register
 from sglang_dcp_block.patches.agreement import REPORT_KEY, DisagreementError, Report
 from sglang_dcp_block.patches.points import scheduler_points
+from sglang_dcp_block.patches.startup_points import CONTROLLER_POINTS
 
 # Asks its parent to quit when a process ends, as a scheduler does when it loses another one.
 WATCHER = """
@@ -108,6 +109,35 @@ def test_otherwise_all_are_ended_and_the_reason_is_told(
     assert alive == []
     time.sleep(0.2)
     assert quits == [], "a scheduler asked the launcher to quit before it could tell the reason"
+
+
+@pytest.mark.parametrize("block_size", [None, 8])
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_data_parallel_controller_speaks_for_its_schedulers(
+    monkeypatch: pytest.MonkeyPatch, block_size: int | None, ranks: int
+) -> None:
+    """Its start-up info is what /server_info shows; SGLang's own holds a fixed set of keys."""
+    runtime_context = pytest.importorskip("sglang.srt.runtime_context")
+    monkeypatch.setattr(runtime_context, "get_server_args", lambda: None)
+    monkeypatch.setattr(arming, "armed_block_size", lambda _: block_size)
+    monkeypatch.setattr(arming, "armed_group_pages", lambda _: ranks)
+    own = {"dcp_group_pages": ranks} if ranks else {}
+    infos = [{**(info() if block_size else {"status": "ready"}), **own}] * 2
+    said = arming.merge_controller_reports({"startup_time": 1}, SimpleNamespace(_scheduler_init_infos=infos))
+    assert said.pop("startup_time") == 1
+    assert said.pop("dcp_group_pages", 0) == ranks
+    assert said.pop("dcp_block_size", None) == block_size
+    assert (said.pop(REPORT_KEY, {}).get("num_ranks")) == (2 if block_size else None)
+    assert said == {}
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_the_controller_of_a_prefill_server_is_armed_for_grouping(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    armed: list[Any] = []
+    monkeypatch.setattr(arming, "armed_group_pages", lambda _: ranks)
+    monkeypatch.setattr(register, "arm", armed.append)
+    arming._arm_grouping(None, "dp_controller")
+    assert armed == ([CONTROLLER_POINTS] if ranks else [])
 
 
 def test_a_scheduler_that_is_gone_already(family: tuple[list[Child], list[int]]) -> None:

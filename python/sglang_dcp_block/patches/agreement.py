@@ -14,11 +14,14 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
+from sglang_dcp_block.config import GROUP_KEYWORD
+from sglang_dcp_block.refused import StartRefused
+
 REPORT_KEY = "dcp_block"  # in a scheduler's start-up info, and so in /server_info
 STORE_TIMEOUT = timedelta(minutes=5)
 
 
-class DisagreementError(RuntimeError):
+class DisagreementError(StartRefused, RuntimeError):
     """Not all ranks are armed alike."""
 
 
@@ -61,6 +64,22 @@ def merged_report(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 _explain(f"scheduler {index} is armed with {_layout(report)}, scheduler 0 with {_layout(first)}")
             )
     return {**first, "num_ranks": sum(info[REPORT_KEY]["num_ranks"] for info in infos)}
+
+
+def require_grouping(infos: Sequence[Mapping[str, Any]], ranks: int) -> None:
+    """Refuse unless all schedulers group pages for ``ranks`` decode ranks.
+
+    Args:
+        infos: start-up infos as the schedulers sent them.
+    Raises:
+        DisagreementError: naming the first one that does not.
+    """
+    for index, info in enumerate(infos):
+        if (got := info.get(GROUP_KEYWORD)) != ranks:
+            raise DisagreementError(
+                f"expected all schedulers to group pages for {ranks} decode ranks, got {got} from scheduler {index}. Give "
+                "every node the same flags and the same versions of this plugin and of SGLang."
+            )
 
 
 def require_agreement(

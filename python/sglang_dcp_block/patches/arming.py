@@ -81,6 +81,10 @@ def _arm_grouping(server_args: Any, role: str) -> None:
         PatchError: SGLang is not the one the patch points were written for.
     """
     ranks = armed_group_pages(server_args)
+    if ranks and role == "dp_controller":
+        from sglang_dcp_block.patches.startup_points import CONTROLLER_POINTS
+
+        register.arm(CONTROLLER_POINTS)
     if ranks and role == "scheduler":
         from sglang_dcp_block.patches.points import grouping_points
 
@@ -186,9 +190,21 @@ def _end(processes: Sequence[Any]) -> None:
 
 
 def merge_controller_reports(result: dict[str, Any], controller: Any) -> dict[str, Any]:
-    """AFTER ``DataParallelController.get_init_info``: one report for the schedulers behind this controller."""
-    merged = agreement.merged_report(controller._scheduler_init_infos)
-    return {**result, "dcp_block_size": merged["block_size"], REPORT_KEY: merged}
+    """AFTER ``DataParallelController.get_init_info``: one report for the schedulers behind this controller.
+
+    Raises:
+        DisagreementError: they do not report what this process was told.
+    """
+    from sglang.srt.runtime_context import get_server_args
+
+    server_args, infos = get_server_args(), controller._scheduler_init_infos
+    if armed_block_size(server_args) is not None:
+        merged = agreement.merged_report(infos)
+        result = {**result, "dcp_block_size": merged["block_size"], REPORT_KEY: merged}
+    if ranks := armed_group_pages(server_args):
+        agreement.require_grouping(infos, ranks)
+        result = {**result, GROUP_KEYWORD: ranks}
+    return result
 
 
 def _resolved(server_args: Any) -> Any:

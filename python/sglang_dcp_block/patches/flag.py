@@ -20,6 +20,7 @@ from sglang_dcp_block import config
 from sglang_dcp_block.config import BlockSizeError, GroupRequest, Request
 from sglang_dcp_block.patches import pd_release, register
 from sglang_dcp_block.patches.facts import attention_is_mla, facts_of
+from sglang_dcp_block.refused import end_with_the_text
 from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, require_groupable, require_supported
 
 logger = logging.getLogger(__name__)
@@ -119,8 +120,9 @@ def add_flag(result: None, parser: argparse.ArgumentParser) -> None:
 
 
 def carry_flag(result: Any, cls: type, args: argparse.Namespace) -> None:
-    """AFTER ``ServerArgs.from_cli_args``: put the parsed requests on the record."""
+    """AFTER ``ServerArgs.from_cli_args``: put the parsed requests on the record.  This is a command, not a program."""
     _attach(result, getattr(args, config.KEYWORD, None), getattr(args, config.GROUP_KEYWORD, None))
+    end_with_the_text()
 
 
 def install_engine_keyword() -> None:
@@ -260,13 +262,14 @@ def _finish_blocks(server_args: Any) -> None:
 
 def _finish_grouping(server_args: Any) -> None:
     from sglang_dcp_block.patches.points import grouping_points
+    from sglang_dcp_block.patches.startup_points import CONTROLLER_POINTS
 
     asked = getattr(server_args, _GROUP_REQUEST, None)
     if asked is None:
         return
     request, facts = GroupRequest(*asked), facts_of(server_args, armed_block_size(server_args) or 1)
     require_groupable(facts, request)
-    register.check(grouping_points(facts.disaggregation_mode))
+    register.check(CONTROLLER_POINTS + grouping_points(facts.disaggregation_mode))
     setattr(server_args, _GROUPED, request.ranks)
 
 

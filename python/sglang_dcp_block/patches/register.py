@@ -19,6 +19,7 @@ from typing import Any
 from sglang_dcp_block import __version__
 from sglang_dcp_block.patches import fingerprint
 from sglang_dcp_block.patches.fingerprint import TargetMissingError
+from sglang_dcp_block.refused import StartRefused
 
 Hook = Callable[..., Any]
 
@@ -49,7 +50,7 @@ class PatchPoint:
             raise ValueError(f"{self.target}: expected a hook unless kind is RELIES, got {self.kind} with {self.hook}")
 
 
-class PatchError(RuntimeError):
+class PatchError(StartRefused, RuntimeError):
     """SGLang is not the one that the patch points were written for, or a hook did not take."""
 
 

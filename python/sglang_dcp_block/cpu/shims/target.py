@@ -12,8 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from types import CodeType, ModuleType
 from typing import Any
 
+from sglang_dcp_block.refused import StartRefused
 
-class ShimError(RuntimeError):
+
+class ShimError(StartRefused, RuntimeError):
     """A shim does not fit the installed SGLang or the environment, or a server cannot run in it."""
 
 
