@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_dcp_block.dcp.layout import DcpLayout
@@ -150,6 +152,33 @@ def test_local_len_mixes_ints_and_arrays(dtype: str, make: Any) -> None:
             ):
                 assert result.tolist() == exact
                 assert result.dtype == make(values, dtype).dtype
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("P", [1, 2, 3, 8, 2**31])
+@pytest.mark.parametrize("B", [1, 3, 64, 2**30, 2**31, 2**40])
+def test_local_len_of_a_start_that_the_dtype_does_not_hold(B: int, P: int, dtype: str, make: Any) -> None:
+    """Nor its sum with a length: chunks of a stream that is longer than the dtype counts."""
+    layout, top = DcpLayout(P, B), TOP[dtype]
+    lengths = [-1, 0, 1, min(B, top), min(B * P + 1, top), top // 3, top - 1, top]
+    starts = {top - 5, top, top + 1, 3 * top + 7, 2**64 + B, B * P - 1, B * P + B // 2 + 1}
+    for start in starts:
+        for rank in {0, 1 % P, P // 2, P - 1}:
+            result = layout.local_len(make(lengths, dtype), rank, start)
+            assert result.dtype == make(lengths, dtype).dtype
+            assert result.tolist() == [layout.local_len(max(n, 0), rank, start) for n in lengths], (start, rank)
+
+
+@given(
+    st.integers(1, 9), st.integers(1, 70), st.integers(0, 2**40),
+    st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5), st.data(),
+)  # fmt: skip
+def test_local_len_of_an_int_start_is_that_of_ints(P: int, B: int, start: int, lengths: list[int], data: Any) -> None:
+    layout, rank = DcpLayout(P, B), data.draw(st.integers(0, P - 1))
+    exact = [layout.local_len(n, rank, start) for n in lengths]
+    for ids in (numpy_of(lengths, "int32"), torch_of(lengths, "int32")):
+        assert layout.local_len(ids, rank, start).tolist() == exact
 
 
 @BOTH

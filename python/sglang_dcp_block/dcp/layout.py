@@ -128,8 +128,8 @@ class DcpLayout:
         Rule: ``count(start + length) - count(start)``, where ``count(N) = (N // (B*P)) * B + clamp(N % (B*P) - rank*B,
         0, B)``: whole cycles, then this rank's share of the last one.
         Args: ``length`` and ``start`` ``[...]`` int, int32 or int64, in tokens, of one shape or broadcast, also an int
-        beside an array; their sum fits the dtype. ``start`` is the chunk's global position in its request. ``rank`` in
-        [0, P).
+        beside an array. ``start`` is the chunk's global position in its request: an int of any size, or an array whose
+        sum with ``length`` fits the dtype. ``rank`` in [0, P).
         Returns: ``[...]`` tokens, like the array of the two.
         Raises: ``ValueError`` for a rank out of range and for negative ints; ``TypeError`` for other types and dtypes.
         Arrays are not checked (that would sync): their negative values, of padded requests, count as 0.
@@ -143,6 +143,8 @@ class DcpLayout:
         length, start = _length("length", length), _length("start", start)
         if isinstance(start, int) and start == 0:
             return self._count(length, rank)
+        if isinstance(start, int) and not isinstance(length, int):
+            return self._count_from(start % self.cycle, length, rank)
         return self._count(start + length, rank) - self._count(start, rank)
 
     def max_local_len(self, length: IntLike) -> IntLike:
@@ -231,6 +233,15 @@ class DcpLayout:
         begin = min(rank * self.block_size, _top(length))
         whole = _mul(_div(length, self.cycle), self.block_size)
         return whole + _clamp(_mod(length, self.cycle) - begin, self.block_size)
+
+    def _count_from(self, start: int, length: Any, rank: int) -> Any:
+        # The same count for a start inside the first cycle, without their sum, which the dtype may not hold: whole cycles,
+        # then what the rest shares with the two blocks of this rank that it can meet. Both are seen from start.
+        count, rest = _mul(_div(length, self.cycle), self.block_size), _mod(length, self.cycle)
+        for begin in (rank * self.block_size - start, rank * self.block_size - start + self.cycle):
+            low, high = max(begin, 0), max(begin + self.block_size, 0)
+            count = count + _clamp(rest - min(low, _top(length)), high - low)
+        return count
 
     def _checked_rank(self, rank: int) -> int:
         if not _is_int(rank) or not 0 <= rank < self.dcp_size:
