@@ -45,6 +45,15 @@ def test_passes_with_torch_triton_and_numpy_alone(tmp_path: Path):
         assert ("held" in line) == (name != "CUDA graph replay"), line
 
 
+def test_a_required_gpu_that_is_not_there(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(program, "run_checks", lambda device: pytest.fail("nothing is checked"))
+    assert program.main(["--require-gpu"]) == program.NO_GPU == 3
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "error: --require-gpu: expected a CUDA device, torch" in said.err
+
+
 def run(capsys) -> tuple[int, dict[str, str]]:
     """(status, result by check)"""
     status = program.main([])

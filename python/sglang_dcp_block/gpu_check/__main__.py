@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 PROGRAM = "python -m sglang_dcp_block.gpu_check"
+NO_GPU = 3  # exit status
 NOT_ON_A_GPU = (
     "NOT RUN ON A GPU: no CUDA device here. Kernels ran in Triton's interpreter on small sizes; CUDA graphs and times were "
     "left out."
@@ -22,14 +23,18 @@ NOT_ON_A_GPU = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line entry point; returns 0 if everything held, 1 if something did not."""
+    """Command line entry point; returns 0 if everything held, 1 if something did not, 3 for want of a required GPU."""
     cli = argparse.ArgumentParser(
         prog=PROGRAM,
         description="Check this project's kernels on one GPU, all ranks simulated on it. Needs torch, Triton and NumPy.",
-        epilog=f"examples:\n  {PROGRAM}\n  {PROGRAM} --no-times",
+        epilog=f"examples:\n  {PROGRAM}\n  {PROGRAM} --no-times\n  {PROGRAM} --require-gpu\n\n"
+        "Without a GPU, small checks run in Triton's interpreter, and the last line says so.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     cli.add_argument("--no-times", action="store_true", help="leave the times out")
+    cli.add_argument(
+        "--require-gpu", action="store_true", help=f"without a CUDA device, check nothing and exit with {NO_GPU}"
+    )
     args = cli.parse_args(argv)
 
     for package in ("torch", "triton", "numpy"):
@@ -38,6 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
 
     on_gpu = torch.cuda.is_available()
+    if args.require_gpu and not on_gpu:
+        print(
+            f"{PROGRAM}: error: --require-gpu: expected a CUDA device, torch {torch.__version__} sees none",
+            file=sys.stderr,
+        )
+        return NO_GPU
     # Read when the kernels are defined, so before they are imported.
     os.environ["TRITON_INTERPRET"] = "0" if on_gpu else "1"
     import triton
