@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from pathlib import Path
@@ -45,3 +46,24 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory):
         return folder
 
     return write
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """End with the last of the exit handlers.
+
+    Python's own end collects all that SGLang has imported: seconds, and minutes on a machine that is busy.
+    """
+    _status.append(int(exitstatus))
+
+
+_status: list[int] = []
+
+
+def _end_now() -> None:
+    if _status:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_status[0])
+
+
+atexit.register(_end_now)  # handlers run in the opposite order, and most are registered later

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_dcp_block.cpu.environment import cpu_environment
+from sglang_dcp_block.cpu.leftovers import Scratch, kill_group
+from tied import tied
 
 
 def as_flags(arguments: dict[str, Any]) -> list[str]:
@@ -33,11 +34,12 @@ class Served:
     def __init__(self, arguments: dict[str, Any], log: Path, ranks: int, **environ: str) -> None:
         self.arguments, self.log = arguments, log
         self.url = f"http://{arguments['host']}:{arguments['port']}"
-        env = {**os.environ, "SGLANG_PLUGINS": "dcp_block,dcp_block_cpu", **environ}
+        self.scratch = Scratch()
+        env = {**os.environ, "SGLANG_PLUGINS": "dcp_block,dcp_block_cpu", **self.scratch.environ, **environ}
         env.update(cpu_environment(ranks, env))
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [str(Path(sys.executable).with_name("sglang")), "serve", *as_flags(arguments)],
+                tied([str(Path(sys.executable).with_name("sglang")), "serve", *as_flags(arguments)]),
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True,
             )  # fmt: skip
 
@@ -72,6 +74,6 @@ class Served:
 
     def close(self) -> None:
         """SGLang's processes are one group: end it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        kill_group(self.process.pid)
         self.process.wait()
+        self.scratch.remove()

@@ -6,13 +6,15 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from sglang_dcp_block.cpu.leftovers import Scratch, kill_group
+from tied import tied
 
 HERE = Path(__file__).parent
 LAB = HERE.parent / "lab"
@@ -60,12 +62,14 @@ class EngineSession:
                 env["SGLANG_PLUGINS"] += ",dcp_block_lab"
             if self.mutants:
                 env["DCP_BLOCK_LAB_MUTANTS"] = "1"
+        self.scratch = Scratch()
+        env |= self.scratch.environ
         env.update(cpu_environment(self.ranks, env))
         self.log = self.folder / "engine.log"
         reader, writer = os.pipe()
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "worker.py"), json.dumps(self.kwargs), str(writer)],
+                tied([sys.executable, str(HERE / "worker.py"), json.dumps(self.kwargs), str(writer)]),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -149,9 +153,10 @@ class EngineSession:
         if self.process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.communicate(timeout=20)
-        self.signal(signal.SIGKILL)
+        kill_group(self.process.pid)
         self.process.wait()
         self.answers.close()
+        self.scratch.remove()
 
     def __enter__(self) -> EngineSession:
         return self

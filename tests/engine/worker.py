@@ -41,6 +41,9 @@ def main() -> None:
             traceback.print_exc()
             answer(error=f"{type(error).__name__}: {error}")
     engine.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # Python's own end, which collects all that SGLang has imported, takes longer than the session waits
 
 
 def carry_out(engine, command: dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -20,9 +21,10 @@ DIES = "import sys; print('ValueError: no such model'); print('x' * 9); sys.exit
 HANGS = "import time; time.sleep(60)"
 # Ready at once; refuses completions; has a child process, as SGLang has schedulers.
 SERVES = """
-import http.server, subprocess, sys
+import http.server, subprocess, sys, tempfile
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 print("child", child.pid, flush=True)
+print("temporary", tempfile.NamedTemporaryFile(delete=False).name, flush=True)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers(); self.wfile.write(b"{}")
@@ -75,6 +77,9 @@ def test_a_server_ends_with_its_children(stand_in):
         child = int(server.log.read_text().split()[1])
     assert gone(child)
     assert server.process.returncode is not None
+    (temporary,) = re.findall("temporary (.*)", server.log.read_text())
+    assert Path(temporary).parent == server.scratch.folder
+    assert not Path(temporary).exists()
 
 
 def test_a_refused_request_shows_the_log(stand_in):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Any
 
 from sglang_dcp_block.config import FLAG
 from sglang_dcp_block.cpu.environment import cpu_environment
+from sglang_dcp_block.cpu.leftovers import Scratch, kill_group
 from sglang_dcp_block.demo.client import RequestFailed, exchange, fetch
 from sglang_dcp_block.demo.plan import Case
 
@@ -30,6 +32,7 @@ SMALL = shlex.split(
 TAIL_LINES = 20
 ERROR_LINE = re.compile(r"(\[.*?\] )?([\w.]+(Error|Exception)|error): ")  # an exception's last line, or argparse's
 MAX_ERRORS = 3
+PATIENCE_SECONDS = 15  # for a server to end by itself
 
 
 class ServerFailed(Exception):
@@ -88,7 +91,8 @@ class Server:
 
     def __enter__(self) -> Server:
         began = time.monotonic()
-        env = {**os.environ, **cpu_environment(self.case.tp_size)}
+        self.scratch = Scratch()
+        env = {**os.environ, **self.scratch.environ, **cpu_environment(self.case.tp_size)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command,
@@ -147,15 +151,14 @@ class Server:
 
     def stop(self) -> None:
         """End the server and the processes it started."""
-        for number, patience in ((signal.SIGTERM, 15), (signal.SIGKILL, 15)):
-            try:
-                os.killpg(self.process.pid, number)
-            except ProcessLookupError:
-                break
-            deadline = time.monotonic() + patience
-            while time.monotonic() < deadline and _group_lives(self.process):
-                time.sleep(0.1)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline and _group_lives(self.process):
+            time.sleep(0.1)
+        kill_group(self.process.pid)
         self.process.wait()
+        self.scratch.remove()
 
     def _wait_until_ready(self, deadline: float) -> None:
         while True:
