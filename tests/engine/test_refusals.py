@@ -23,6 +23,8 @@ import pytest
 from cases import BASE
 from served import as_flags
 from sglang_dcp_block.cpu.environment import cpu_environment
+from sglang_dcp_block.cpu.leftovers import Scratch
+from tied import tied
 
 FAULTS = Path(__file__).parents[1] / "patches" / "faults"
 TARGET = "sglang.srt.layers.dcp.layout.get_dcp_lens"
@@ -84,12 +86,13 @@ class Start:
     def __init__(self, log: Path, command: list[str], ranks: int = 2, plugins: str = "", **environ: str) -> None:
         allowed = plugins or "dcp_block,dcp_block_cpu,dcp_block_faults"
         path = os.pathsep.join(filter(None, [str(FAULTS), os.environ.get("PYTHONPATH", "")]))
-        env = {**os.environ, "SGLANG_PLUGINS": allowed, "PYTHONPATH": path, **environ}
+        self.scratch = Scratch()
+        env = {**os.environ, "SGLANG_PLUGINS": allowed, "PYTHONPATH": path, **self.scratch.environ, **environ}
         env.update(cpu_environment(ranks, env))
         self.log, self.began = log, time.monotonic()
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                command,
+                tied(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -122,6 +125,7 @@ class Start:
             except ProcessLookupError:
                 continue
         self.process.wait(10)
+        self.scratch.remove()
 
 
 @pytest.fixture
