@@ -1,4 +1,4 @@
-"""Run in a process of its own by test_resolution.py: resolves SGLang's real arguments for many cases; starts nothing.
+"""Run in a process of its own, by conftest.py: resolves SGLang's real arguments for many cases; starts nothing.
 
 Reads {name: case} as JSON from stdin and writes the outcomes to the file named by the first argument.
 A case: {"argv" | "keywords": ..., "environ": {...}, "platform": {facts}, "upstream": {...}, "elsewhere": bool}.
