@@ -82,6 +82,22 @@ def test_a_command_that_is_tied_ends_with_its_starter() -> None:
     assert leftovers._members(child) == []
 
 
+@pytest.mark.parametrize("status", [0, 1, 5])
+def test_a_session_ends_with_its_status_and_without_collecting(tmp_path: Path, status: int) -> None:
+    """What pytest does at its end, after exit handlers like the one that removes its folders."""
+    script = tmp_path / "ends.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(tied.__code__.co_filename).parent)!r})\n"
+        "import atexit, conftest\n"
+        "class Late:\n    def __del__(self): print('collected')\n"
+        "late = Late(); late.itself = late\n"
+        "atexit.register(print, 'handled')\n"
+        f"conftest.pytest_sessionfinish({status})\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (status, "handled\n"), done.stderr
+
+
 def test_a_group_that_is_gone() -> None:
     done = subprocess.Popen(["true"], start_new_session=True)
     done.wait()
