@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -75,15 +75,19 @@ class TestPlugin:
 
 class TestDcpBackends:
     @pytest.mark.parametrize("is_mla", [False, True])
-    @pytest.mark.parametrize("with_plugin", [False, True])
-    def test_a_refusal_names_what_is_accepted(self, is_mla: bool, with_plugin: bool) -> None:
+    @pytest.mark.parametrize("triton_mla", [False, True])
+    def test_a_refusal_names_what_is_accepted(self, is_mla: bool, triton_mla: bool) -> None:
         for backend in ("torch_native", "intel_amx", "flashinfer", "triton", "trtllm_mla"):
-            reason = dcp_backends.why_not(2, is_mla, "triton" if not is_mla else "flashinfer", backend, with_plugin)
-            accepted = dcp_backends.usable(is_mla, with_plugin)
+            reason = dcp_backends.why_not(2, is_mla, "triton" if not is_mla else "flashinfer", backend, triton_mla)
+            accepted = dcp_backends.usable(is_mla, triton_mla)
             assert (reason is None) == (backend in accepted), backend
             if reason is not None:
                 assert f"expected the attention backend {' or '.join(accepted)}, which" in reason
                 assert f"got {backend}." in reason
+
+    def test_an_sglang_with_blocks_of_its_own_judges_by_itself(self) -> None:
+        assert dcp_backends._has_triton_mla(SimpleNamespace(dcp_block_size=None))
+        assert not dcp_backends._has_triton_mla(SimpleNamespace())
 
     def test_its_step_is_the_last_one(self) -> None:
         """So the backends are final, and whether blocks were asked for."""

@@ -15,24 +15,24 @@ STEP = "validate_deepep_v2_dispatch_token_budget"  # the last one that plugins m
 FLAGS = "--attention-backend (or --prefill-attention-backend and --decode-attention-backend)"
 
 
-def usable(is_mla: bool, with_plugin: bool) -> tuple[str, ...]:
+def usable(is_mla: bool, triton_mla: bool) -> tuple[str, ...]:
     """Attention backends that have a DCP path here, the first choice first.
 
     Args:
-        with_plugin: blocks of any size were asked for, so Triton's path for MLA is there, which SGLang lacks.
+        triton_mla: whether the Triton backend has DCP for MLA, which stock SGLang lacks.
     """
     if not is_mla:
         return ("triton",)
-    return ("flashinfer", "triton") if with_plugin else ("flashinfer",)
+    return ("flashinfer", "triton") if triton_mla else ("flashinfer",)
 
 
-def why_not(dcp_size: int, is_mla: bool, prefill: str, decode: str, with_plugin: bool) -> str | None:
+def why_not(dcp_size: int, is_mla: bool, prefill: str, decode: str, triton_mla: bool) -> str | None:
     """Why a server with these attention backends may not start here, or None where it may.
 
     >>> why_not(2, False, "triton", "triton", False), why_not(1, False, "intel_amx", "intel_amx", False)
     (None, None)
     """
-    right = usable(is_mla, with_plugin)
+    right = usable(is_mla, triton_mla)
     wrong = [backend for backend in dict.fromkeys((prefill, decode)) if backend not in right]
     if dcp_size == 1 or not wrong:
         return None
@@ -64,12 +64,15 @@ def refuse(server_args: Any, previous: Callable[[Any], None]) -> None:
     if cfg.dcp_size == 1 or cfg.device != "cpu":
         return
     is_mla, (prefill, decode) = bool(use_mla_backend(server_args)), attention_backends_of(cfg)
-    with_plugin = is_mla and "triton" in (prefill, decode) and _is_armed(server_args)
-    if reason := why_not(cfg.dcp_size, is_mla, prefill, decode, with_plugin):
+    triton_mla = is_mla and "triton" in (prefill, decode) and _has_triton_mla(server_args)
+    if reason := why_not(cfg.dcp_size, is_mla, prefill, decode, triton_mla):
         raise ShimError(reason)
 
 
-def _is_armed(server_args: Any) -> bool:
+def _has_triton_mla(server_args: Any) -> bool:
+    """The plugin is armed, with blocks of any size, or this SGLang has blocks of its own and judges by itself."""
+    if hasattr(server_args, "dcp_block_size"):
+        return True
     from sglang_dcp_block.patches.flag import armed_block_size
 
     return armed_block_size(server_args) is not None
