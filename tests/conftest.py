@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from sglang_dcp_block.cpu.environment import PRELOAD, cpu_environment
 
@@ -24,6 +25,8 @@ import dcp_block_torchvision
 from flavours import FLAVOURS, Flavour
 
 dcp_block_torchvision.install()
+settings.register_profile("any speed", deadline=None)  # a busy machine is no fault
+settings.load_profile("any speed")
 
 
 @pytest.fixture(scope="session")

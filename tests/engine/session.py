@@ -47,7 +47,7 @@ class EngineSession:
     environ: dict[str, str] = field(default_factory=dict)
     lab: bool = True
     mutants: bool = False
-    start_timeout: float = 420.0
+    start_timeout: float | None = None  # seconds; ranks start side by side, on the same few cores
     answer_timeout: float = 300.0
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class EngineSession:
         os.close(writer)
         self.answers = os.fdopen(reader, "r")
         try:
-            self.start_seconds = self._answer(self.start_timeout)["seconds"]
+            self.start_seconds = self._answer(self.start_timeout or 300 + 90 * self.ranks)["seconds"]
         except BaseException:
             self.close()
             raise

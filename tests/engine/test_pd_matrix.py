@@ -50,6 +50,7 @@ class TestOnePrefillServer:
         assert got["cached"].cached >= 80, "the decode server reused nothing: the case tests nothing"
 
 
+@pytest.mark.timeout(2400)  # eight ranks and a second prefill server
 class TestEightRanks:
     @pytest.mark.parametrize("reuse", [False, True], ids=["no-prefix-cache", "prefix-cache"])
     def test_from_one_and_from_two_ranks(self, start, prefill, want, reuse):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import reference
 from sglang_dcp_block.dcp.layout import DcpLayout
 
-laws = settings(deadline=None, max_examples=150)
+laws = settings(max_examples=150)
 
 LAYOUTS = st.builds(DcpLayout, st.integers(1, 72), st.one_of(st.integers(1, 300), st.integers(1, 2**40)))
 SMALL_LAYOUTS = st.builds(DcpLayout, st.integers(1, 12), st.integers(1, 40))

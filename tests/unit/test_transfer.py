@@ -24,7 +24,7 @@ from sglang_dcp_block.dcp.transfer import (
     segments,
 )
 
-laws = settings(deadline=None, max_examples=200)
+laws = settings(max_examples=200)
 
 
 @dataclass(frozen=True)
