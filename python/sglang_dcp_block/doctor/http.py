@@ -92,7 +92,7 @@ def _get(url: SplitResult, path: str, timeout: float, api_key: str | None) -> by
     try:
         connection.request("GET", f"{url.path.rstrip('/')}{path}", headers=headers)
         response = connection.getresponse()
-        body = b""
+        body = bytearray()
         while chunk := response.read1(CHUNK_BYTES):
             body += chunk
             if len(body) > MAX_BYTES:
@@ -102,6 +102,6 @@ def _get(url: SplitResult, path: str, timeout: float, api_key: str | None) -> by
         if response.status != 200:
             said = body[:200].decode(errors="replace").strip()
             raise Unanswered(f"{path}: status {response.status}{f': {said}' if said else ''}", response.status)
-        return body
+        return bytes(body)
     finally:
         connection.close()
