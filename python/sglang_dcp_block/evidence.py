@@ -139,4 +139,5 @@ ROWS: tuple[Evidence, ...] = (
     ),
     Evidence(_GPU, "this project's kernels, a rank after the other", State.UNKNOWN, "`make gpu-check` runs them"),
     Evidence(_GPU, "a whole server", State.UNKNOWN, "not run"),
+    Evidence(_GPU, "SGLang's official image, docker/Dockerfile", State.UNKNOWN, "not built"),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from sglang_dcp_block import cli, config
 PACKAGE = ROOT / "python" / "sglang_dcp_block"
 # Flags of other people's tools, by tool.
 OTHERS_FLAGS = {
-    "pip": {"--no-deps", "--force-reinstall", "--index-url"},
+    "pip": {"--no-deps", "--force-reinstall", "--index-url", "--break-system-packages"},
     "docker": {"--gpus", "--ipc", "--network", "--rm", "--volume", "--workdir"},
     "git": {"--no-verify"},
 }
