@@ -117,6 +117,19 @@ class TestOfOutcome:
         assert finding.level is level
         assert got in finding.got
 
+    @pytest.mark.parametrize(
+        ("changes", "environ", "needed"),
+        [
+            ({}, {}, set()),
+            ({"backends": ["flashinfer", "trtllm_mla"]}, {}, {"flashinfer"}),
+            ({"backends": ["flashinfer"]}, {"SGLANG_DCP_BLOCK_CPU": "1"}, set()),
+            ({"disaggregation_mode": "decode", "backends": ["flashinfer"]}, {}, {"flashinfer", "mooncake"}),
+            ({"disaggregation_mode": "prefill"}, {"SGLANG_DCP_BLOCK_CPU": "1"}, {"mooncake"}),
+        ],
+    )
+    def test_what_it_needs(self, changes: dict[str, Any], environ: dict[str, str], needed: set[str]) -> None:
+        assert flags.of_outcome({**OUTCOME, **changes}, []).needs(environ) == needed
+
     def test_warnings_and_grouping_are_told(self) -> None:
         checked = flags.of_outcome({**OUTCOME, "warnings": ["taking 64"], "group_pages": 8}, [])
         assert [finding.level for finding in checked.findings] == [Level.NOTE, Level.OK, Level.OK, Level.OK]

@@ -52,6 +52,12 @@ class TestVersions:
         ]
         assert found(findings, "mooncake").level is Level.NOTE
 
+    def test_what_a_server_cannot_do_without(self) -> None:
+        findings = versions.check(GOOD.get, needed={"flashinfer", "mooncake"})
+        assert levels(findings)["flashinfer"] is Level.OK
+        assert levels(findings)["mooncake"] is Level.PROBLEM
+        assert "pip install mooncake-transfer-engine" in found(findings, "mooncake").advice
+
     def test_another_sglang(self) -> None:
         finding = found(versions.check({**GOOD, "sglang": "0.5.99"}.get), "sglang")
         assert (finding.level, finding.got) == (Level.PROBLEM, "0.5.99, expected 0.5.23")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import os
 import sys
 from urllib.parse import SplitResult
 
@@ -79,7 +80,7 @@ def of_machine(argv: list[str]) -> list[Finding]:
         checked = flags.check(argv, has_sglang=importlib.util.find_spec("sglang") is not None)
     listens = dict(checked.ports) if checked else {"--port": ports.SERVER_PORT}
     return [
-        *versions.check(),
+        *versions.check(needed=checked.needs(os.environ) if checked else ()),
         *plugin.check(),
         *patch_points.check(),
         *libraries.check(required=checked is not None and checked.exchanges_kv),

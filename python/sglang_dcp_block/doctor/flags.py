@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sglang_dcp_block import config
 from sglang_dcp_block.config import BlockSizeError
+from sglang_dcp_block.cpu.environment import SWITCH
 from sglang_dcp_block.doctor import child, ports
 from sglang_dcp_block.doctor.findings import Finding, note, ok, problem
 from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, Facts, grouping_refusals, refusals
@@ -23,6 +24,7 @@ from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, Facts, grouping
 PART = "flags"
 TIMEOUT_SECONDS = 180  # importing SGLang and asking for a model's configuration
 _COMMAND = "sglang_dcp_block.doctor.resolve"
+_OF_FLASHINFER = frozenset({"flashinfer", "trtllm_mla", "cutedsl_mla"})
 _CORRECT = "Correct the flags as it says; docs/operations.md has every message and its cause."
 
 
@@ -34,11 +36,19 @@ class Checked:
     mode: str = "null"  # of disaggregation
     host: str = "127.0.0.1"
     ports: tuple[tuple[str, int], ...] = ()  # flag and port
+    backends: tuple[str, ...] = ()  # of attention
 
     @property
     def exchanges_kv(self) -> bool:
         """Whether this is a prefill or a decode server."""
         return self.mode in ("prefill", "decode")
+
+    def needs(self, environ: Mapping[str, str]) -> frozenset[str]:
+        """Which of ``flashinfer`` and ``mooncake`` this server cannot do without; the CPU environment has stand-ins."""
+        needed = {"mooncake"} if self.exchanges_kv else set()
+        if environ.get(SWITCH) != "1" and set(self.backends) & _OF_FLASHINFER:
+            needed.add("flashinfer")
+        return frozenset(needed)
 
 
 def check(argv: Sequence[str], has_sglang: bool) -> Checked:
@@ -81,6 +91,7 @@ def of_outcome(outcome: dict[str, Any], argv: Sequence[str]) -> Checked:
         mode,
         outcome["host"],
         tuple(listens),
+        tuple(outcome["backends"]),
     )
 
 
@@ -157,7 +168,7 @@ def by_rules(argv: Sequence[str]) -> Checked:
     listens = [("--port", args.port)]
     if args.disaggregation_mode == "prefill":
         listens.append(("--disaggregation-bootstrap-port", args.disaggregation_bootstrap_port))
-    return Checked(tuple(findings), args.disaggregation_mode, args.host, tuple(listens))
+    return Checked(tuple(findings), args.disaggregation_mode, args.host, tuple(listens), (facts.decode_backend,))
 
 
 def _split(line: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import metadata
 
 from sglang_dcp_block import __version__
@@ -31,11 +31,12 @@ def installed(distribution: str) -> str | None:
         return None
 
 
-def check(version: Version = installed) -> list[Finding]:
+def check(version: Version = installed, needed: Collection[str] = ()) -> list[Finding]:
     """Python, this plugin, SGLang and what it computes and transfers with.
 
     Args:
         version: distribution name -> version, None where it is not installed.
+        needed: of ``flashinfer`` and ``mooncake``, what the server to be started cannot do without.
     """
     findings = [ok(PART, "Python", f"{platform.python_version()} ({sys.executable})")]
     if version("sglang-dcp-block") in (__version__, None):
@@ -56,8 +57,11 @@ def check(version: Version = installed) -> list[Finding]:
             if (found := version(name))
             else problem(PART, name, "not installed", "Install SGLang, which brings it.")
         )
-    findings.append(_optional("flashinfer", FLASHINFER, version, "the attention backend flashinfer"))
-    findings.append(_optional("mooncake", MOONCAKE, version, "KV from prefill to decode servers"))
+    for what, names, carries in (
+        ("flashinfer", FLASHINFER, "the attention backends flashinfer, trtllm_mla and cutedsl_mla"),
+        ("mooncake", MOONCAKE, "KV from prefill to decode servers"),
+    ):
+        findings.append(_optional(what, names, version, carries, what in needed))
     return findings
 
 
@@ -73,8 +77,12 @@ def _sglang(found: str | None) -> Finding:
     return ok(PART, "sglang", found)
 
 
-def _optional(what: str, distributions: Sequence[str], version: Version, carries: str) -> Finding:
+def _optional(what: str, distributions: Sequence[str], version: Version, carries: str, needed: bool) -> Finding:
     for name in distributions:
         if found := version(name):
             return ok(PART, what, found if name == distributions[0] else f"{found} ({name})")
+    if needed:
+        return problem(
+            PART, what, "not installed", f"pip install {distributions[0]}: these flags need it, for {carries}."
+        )
     return note(PART, what, "not installed", f"Needed for {carries} only.")
