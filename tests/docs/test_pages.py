@@ -100,6 +100,13 @@ def _queries() -> list[str]:
     return [target["expr"] for panel in panels for target in panel["targets"]] + _alerts()
 
 
+def test_the_doctor_s_answer_in_the_docs_counts_all_patch_points() -> None:
+    from sglang_dcp_block.patches.points import all_points
+
+    number = len(all_points())
+    assert f"{number} of {number}: as known" in (ROOT / "docs" / "operations.md").read_text()
+
+
 @pytest.mark.parametrize("script", ["docs/pictures/draw.py", "docs/grafana/dashboard.py"])
 def test_made_files_are_up_to_date(script: str) -> None:
     child = subprocess.run([sys.executable, str(ROOT / script), "--check"], capture_output=True, text=True, timeout=120)
