@@ -87,7 +87,7 @@ class Fake:
         self.server.daemon_threads = True
         self.port = self.server.server_address[1]
         self.url = address(f"http://127.0.0.1:{self.port}")
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self) -> None:
         self.server.shutdown()
@@ -251,7 +251,7 @@ class TestHostileAnswers:
 
 class TestGoodAnswers:
     def test_a_server_with_blocks(self, sglang: Callable[..., Fake]) -> None:
-        found = looked_at(sglang(DECODE))
+        found = looked_at(sglang({**DECODE, "enable_metrics": True}, metrics=send(b"")))
         assert {finding.level for finding in found.findings} == {Level.OK}
         assert "blocks of 16 tokens over 2 ranks, pages of 16; 1,024 rows a rank" in found.findings[1].got
         assert found.mode == "decode"
@@ -280,6 +280,8 @@ class TestGoodAnswers:
         )
         found = looked_at(sglang({**DECODE, "enable_metrics": True}, metrics=send(text.encode())))
         assert found.findings[-1].got == "refused (decode layout): 3, failed transfers (transport): 4"
+        off = looked_at(sglang(DECODE))
+        assert (off.findings[-1].level, off.findings[-1].got) == (Level.NOTE, "off")
         quiet = looked_at(sglang({**DECODE, "enable_metrics": True}, metrics=send(b"other 1\n")))
         assert quiet.findings[-1].level is Level.OK
 

@@ -100,6 +100,9 @@ def look_at(url: SplitResult, timeout: float = TIMEOUT_SECONDS, api_key: str | N
         findings += more
     if values.get("enable_metrics"):
         findings += metrics.check(name, url, timeout, api_key)
+    elif values["disaggregation_mode"] != "null":
+        advice = "Pass --enable-metrics, so that refusals and failed transfers can be seen and alerted on."
+        findings.append(note(name, "counters", "off", advice))
     return Server(name, tuple(findings), values, capability)
 
 
