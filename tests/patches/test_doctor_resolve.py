@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sglang_dcp_block.doctor import flags
+from sglang_dcp_block.config import GROUP_KEYWORD, KEYWORD
+from sglang_dcp_block.doctor import flags, resolve, server
 from sglang_dcp_block.doctor.findings import Level
 
 COMMON = ["--device", "cpu", "--skip-tokenizer-init", "--tp", "2", "--dcp-size", "2"]
@@ -26,3 +27,14 @@ def test_what_sglang_makes_of_them(
     checked = flags.by_sglang(["--model-path", str(checkpoints("gqa")), *COMMON, *argv], timeout=600)
     assert any(finding.level is level and got in finding.got for finding in checked.findings), checked.findings
     assert (level is Level.PROBLEM) == any(finding.level is Level.PROBLEM for finding in checked.findings)
+
+
+def test_what_is_read_of_a_server_is_there() -> None:
+    """Else the doctor would take a renamed argument for one that is unset."""
+    from sglang.srt.arg_groups.field_order import POSITIONAL_FIELD_ORDER
+
+    arguments = set(POSITIONAL_FIELD_ORDER)
+    of_others = {"version", "max_total_num_tokens"}  # of the HTTP server, and of a scheduler's start-up info
+    ours = {KEYWORD, GROUP_KEYWORD}
+    assert set(server.FIELDS) - of_others - ours <= arguments
+    assert set(resolve.FIELDS) <= arguments
