@@ -72,7 +72,7 @@ docs: venv ## write the pages, pictures and the dashboard that are made from the
 	$(BIN)/python docs/pictures/draw.py
 	$(BIN)/python docs/grafana/dashboard.py
 
-docs-check: venv ## dead links, names and errors that do not exist, snippets that do not run
+docs-check: venv ## dead links, names that do not exist, snippets that do not run
 	$(PYTEST) tests/docs tests/patches/test_docs.py $(ARGS)
 
 clean: ## remove .venv and caches
