@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from pages import ROOT, Code, Page
+from pages import ROOT, Code, Page, folders
 from sglang_dcp_block import cli, config
 
 PACKAGE = ROOT / "python" / "sglang_dcp_block"
@@ -25,8 +25,8 @@ METRIC = re.compile(r"\bsglang:[a-z][a-z0-9_]*[a-z0-9]\b")
 MAKE = re.compile(r"(?:^|[\s(])make ([a-z][a-z-]*)", re.MULTILINE)
 MODULE = re.compile(r"\bpython3? -m (sglang_dcp_block[\w.]*)")
 COMMAND = re.compile(r"(?:^|\s|\$ )sglang-dcp-block ([a-z]+)", re.MULTILINE)
-SCRIPT = re.compile(r"\bpython3? ((?:docs|benchmarks|tests)/[\w/]+\.py)")
-PATH = re.compile(r"(?:python|tests|docs|benchmarks|requirements)/[\w./*-]*[\w*/]")
+SCRIPT = re.compile(r"\bpython3? ((?:docs|benchmarks|tests|upstream)/[\w/]+\.py)")
+PATH = re.compile(r"(?:python|tests|docs|docker|benchmarks|requirements|upstream)/[\w./*-]*[\w*/]")
 
 
 def unknown_names(page: Page) -> Iterator[str]:
@@ -82,8 +82,8 @@ def upstream() -> Path:
 def flags() -> frozenset[str]:
     """Options of our commands, of SGLang's servers, and of other tools that the docs use."""
     found = {config.FLAG, config.ALIAS, config.GROUP_FLAG, "--help", "--version"}
-    for folder in ("python", "benchmarks", "docs", "tests"):
-        for file in (ROOT / folder).rglob("*.py"):
+    for folder in folders():
+        for file in folder.rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
                     found |= {

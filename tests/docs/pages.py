@@ -97,12 +97,15 @@ def _line(token: Token) -> int:
     return token.map[0] + 1 if token.map else 0
 
 
+def folders() -> list[Path]:
+    """The folders of the repository that hold pages and code."""
+    made = {"build", "dist"}
+    return [path for path in sorted(ROOT.iterdir()) if path.is_dir() and path.name[0] != "." and path.name not in made]
+
+
 def pages() -> list[Page]:
     """Every Markdown file of the repository."""
-    found = [
-        *ROOT.glob("*.md"),
-        *(file for folder in ("docs", "tests", "benchmarks") for file in (ROOT / folder).rglob("*.md")),
-    ]
+    found = [*ROOT.glob("*.md"), *(file for folder in folders() for file in folder.rglob("*.md"))]
     return [Page(file) for file in sorted(found)]
 
 
