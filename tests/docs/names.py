@@ -17,7 +17,7 @@ PACKAGE = ROOT / "python" / "sglang_dcp_block"
 OTHERS_FLAGS = {
     "pip": {"--no-deps", "--force-reinstall", "--index-url", "--break-system-packages"},
     "docker": {"--gpus", "--ipc", "--network", "--rm", "--volume", "--workdir"},
-    "git": {"--no-verify"},
+    "ruff": {"--isolated"},
 }
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?![\w*-])")
 VARIABLE = re.compile(r"\b(?:SGLANG|MC|MOONCAKE|DCP_BLOCK|TRITON)_[A-Z0-9_]+\b")
