@@ -27,7 +27,8 @@ def tried() -> str:
     """What was tried, as a Markdown table."""
     lines = ["| area | with blocks | state | how | seen by |", "|---|---|---|---|---|"]
     for row in evidence.ROWS:
-        tests = ", ".join(f"`{test.partition('::')[0]}`" for test in dict.fromkeys(row.tests)) or "-"
+        files = dict.fromkeys(test.partition("::")[0] for test in row.tests)
+        tests = ", ".join(f"`tests/{file}`" for file in files) or "-"
         lines.append(_row(row.area, row.what, row.state.value, row.how, tests))
     return "\n".join(lines) + "\n"
 

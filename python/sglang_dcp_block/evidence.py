@@ -33,8 +33,8 @@ class Evidence:
 
 _IN_INTERPRETER = "SGLang's own Triton kernels, in Triton's interpreter"
 _STAND_INS = "torch stand-ins for FlashInfer's two wrappers"
-_ATTENTION = "attention, CPU engine"
-_COMM = "--dcp-comm-backend"
+_ATTENTION = "attention"
+_COMM = "`--dcp-comm-backend`"
 _HOST = "HiCache (MLA)"
 _PD = "prefill to decode (MLA, Mooncake TCP)"
 _GPU = "on a GPU"
