@@ -13,14 +13,14 @@ REQUIREMENTS := requirements/cpu.txt requirements/cpu-no-deps.txt
 
 PYTEST := $(BIN)/python -m pytest -o console_output_style=count
 # Fast layers first: a fault in the layout shows before an engine starts.
-FAST := tests/unit tests/patches tests/kernels
+FAST := tests/docs tests/unit tests/patches tests/kernels
 MOONCAKE := tests/transfer tests/engine/test_pd.py
 ALL = $(FAST) $$($(LOADS_MOONCAKE) && echo tests/transfer tests/engine || echo tests/engine $(addprefix --ignore=,$(MOONCAKE)))
 LOADS_MOONCAKE = $(BIN)/python -c 'import mooncake.engine' 2>/dev/null
 SAY_IF_NOT = @$(LOADS_MOONCAKE) || echo 'LEFT OUT: $(MOONCAKE), because Mooncake does not load. On Debian and Ubuntu: apt-get install libibverbs1'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-real demo-pd test test-all check gpu-check docs clean
+.PHONY: help venv demo demo-real demo-pd test test-all check gpu-check docs docs-check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -66,9 +66,14 @@ check: venv ## linter, types and the fast tests
 gpu-check: ## the kernels on this machine's GPU; needs torch and triton, not SGLang, not .venv
 	PYTHONPATH=python $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m sglang_dcp_block.gpu_check $(ARGS)
 
-docs: venv ## write the pages that are made from the code
+docs: venv ## write the pages, pictures and the dashboard that are made from the code
 	$(BIN)/python -m sglang_dcp_block.patches --docs docs/patch-points.md
 	$(BIN)/python -m sglang_dcp_block.compatibility docs/compatibility.md
+	$(BIN)/python docs/pictures/draw.py
+	$(BIN)/python docs/grafana/dashboard.py
+
+docs-check: venv ## dead links, names that do not exist, snippets that do not run
+	$(PYTEST) tests/docs tests/patches/test_docs.py $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -55,9 +55,12 @@ class PagedServer:
         num_pages: pages of the pool, the sink not counted.
         page_size: slots of a page; with DCP, of a virtual page.
         max_context: tokens of the longest request.
+        with_events: whether the cache tells what it stores and drops.
     """
 
-    def __init__(self, num_pages: int, page_size: int, max_context: int, max_requests: int = 64) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, max_context: int, max_requests: int = 64, with_events: bool = False
+    ) -> None:
         self.num_pages, self.page_size = num_pages, page_size
         self.table = ReqToTokenPool(max_requests, max_context, device="cpu", enable_memory_saver=False)
         self.allocator = PagedTokenToKVPoolAllocator(
@@ -71,6 +74,7 @@ class PagedServer:
                 page_size=page_size,
                 tree_components=(ComponentType.FULL,),
                 tree_core_backend="python",
+                enable_kv_cache_events=with_events,
             )
         )
 

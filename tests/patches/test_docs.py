@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dcp_block import compatibility
-from sglang_dcp_block.compatibility import BEGIN, END
+from sglang_dcp_block import compatibility, evidence
+from sglang_dcp_block.compatibility import BEGIN, END, TABLES
 from sglang_dcp_block.patches import __main__ as patches_cli
 from sglang_dcp_block.patches import fingerprint, register
 from sglang_dcp_block.patches.points import all_points
@@ -90,30 +90,35 @@ class TestCompatibility:
         assert compatibility.main(["--check", file]) == 0, f"run: python -m sglang_dcp_block.compatibility {file}"
 
     def test_every_rule_has_a_row(self) -> None:
-        _, _, *rows = compatibility.table().splitlines()
+        _, _, *rows = compatibility.refused().splitlines()
         assert [row.split(" | ")[0] for row in rows] == [f"| {rule.feature}" for rule in RULES]
         assert all(row.count(" | ") == 2 for row in rows)
 
+    def test_every_piece_of_evidence_has_a_row(self) -> None:
+        _, _, *rows = compatibility.tried().splitlines()
+        assert [row.split(" | ")[1:3] for row in rows] == [[row.what, row.state.value] for row in evidence.ROWS]
+        assert all(row.count(" | ") == 4 for row in rows)
+
     def test_check_finds_drift_and_writing_ends_it(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         page = tmp_path / "page.md"
-        page.write_text(f"# Title\n{BEGIN}\n| old |\n{END}\nThe end.\n")
+        page.write_text("# Title\n" + "".join(f"{BEGIN.format(name)}\n| old |\n{END}\nText.\n" for name in TABLES))
         assert compatibility.main(["--check", str(page)]) == 1
         assert "out of date. Run: python -m sglang_dcp_block.compatibility" in capsys.readouterr().out
         assert "| old |" in page.read_text()
         assert compatibility.main([str(page)]) == 0
         assert compatibility.main(["--check", str(page)]) == 0
-        text = page.read_text()
-        assert text == f"# Title\n{BEGIN}\n{compatibility.table()}{END}\nThe end.\n"
+        made = "".join(f"{BEGIN.format(name)}\n{table()}{END}\nText.\n" for name, table in TABLES.items())
+        assert page.read_text() == f"# Title\n{made}"
 
-    @pytest.mark.parametrize("page", ["", f"{BEGIN}\n", f"{END}\n{BEGIN}\n", f"{BEGIN}\n{BEGIN}\n{END}\n"])
+    @pytest.mark.parametrize("page", ["", "{0}\n{2}\n", "{0}\n{1}\n", "{2}\n{0}\n{1}\n", "{0}\n{0}\n{2}\n{1}\n{2}\n"])
     def test_a_page_without_its_markers_is_an_error(
         self, page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        file = tmp_path / "page.md"
-        file.write_text(page)
+        file, text = tmp_path / "page.md", page.format(*map(BEGIN.format, TABLES), END)
+        file.write_text(text)
         assert compatibility.main([str(file)]) == 2
         assert "expected one" in capsys.readouterr().err
-        assert file.read_text() == page
+        assert file.read_text() == text
 
     def test_a_file_that_is_not_there(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert compatibility.main([str(tmp_path / "gone.md")]) == 2

@@ -1,0 +1,107 @@
+"""Asks a server over HTTP and believes nothing: whatever comes back becomes data or a reason, in bounded time and memory."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import threading
+import time
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+MAX_BYTES = 8 * 2**20
+CHUNK_BYTES = 2**16
+
+
+class Unanswered(Exception):
+    """There is no usable answer; the text says why.  ``status`` is the HTTP status where there was one."""
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def address(text: str) -> SplitResult:
+    """Read a server's URL.
+
+    Raises:
+        ValueError: it is none, saying expected and got.
+
+    >>> address("http://10.0.0.1:30000").hostname
+    '10.0.0.1'
+    """
+    try:
+        url = urlsplit(text if "//" in text else f"http://{text}")
+        if url.scheme in ("http", "https") and url.hostname and url.port != 0:
+            return url
+    except ValueError:
+        pass
+    raise ValueError(f"expected the URL of a server, as http://HOST:30000, got {text!r}")
+
+
+def get_json(url: SplitResult, path: str, timeout: float, api_key: str | None = None) -> Any:
+    """The JSON answer to ``GET path``.
+
+    Args:
+        timeout: seconds, for all of it.
+    Raises:
+        Unanswered: no connection, no answer in time, another status than 200, too long, or not JSON.
+    """
+    body = get(url, path, timeout, api_key)
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Unanswered(f"{path}: expected JSON, got {body[:60]!r} ({type(error).__name__})") from error
+
+
+def get(url: SplitResult, path: str, timeout: float, api_key: str | None = None) -> bytes:
+    """The body of the answer to ``GET path``.  No redirect is followed, no proxy asked.
+
+    Raises:
+        Unanswered: as :func:`get_json`, but for the last.
+    """
+    answers: queue.Queue[bytes | Exception] = queue.Queue(1)
+
+    def ask() -> None:
+        try:
+            answers.put(_get(url, path, timeout, api_key))
+        except Exception as error:
+            answers.put(error)
+
+    # A server that sends a byte now and then never runs into a socket's own timeout.
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer = answers.get(timeout=timeout + 1)
+    except queue.Empty:
+        raise Unanswered(f"{path}: no whole answer in {timeout:g} s") from None
+    if isinstance(answer, bytes):
+        return answer
+    if isinstance(answer, Unanswered):
+        raise answer
+    what = f"no answer in {timeout:g} s" if isinstance(answer, TimeoutError) else str(answer) or type(answer).__name__
+    raise Unanswered(f"{path}: {what[:200]}") from answer
+
+
+def _get(url: SplitResult, path: str, timeout: float, api_key: str | None) -> bytes:
+    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    assert url.hostname is not None, "address() has looked"
+    connection = kind(url.hostname, url.port, timeout=timeout)
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    until = time.monotonic() + timeout
+    try:
+        connection.request("GET", f"{url.path.rstrip('/')}{path}", headers=headers)
+        response = connection.getresponse()
+        body = bytearray()
+        while chunk := response.read1(CHUNK_BYTES):
+            body += chunk
+            if len(body) > MAX_BYTES:
+                raise Unanswered(f"{path}: an answer of more than {MAX_BYTES >> 20} MiB")
+            if time.monotonic() > until:
+                raise Unanswered(f"{path}: no whole answer in {timeout:g} s")
+        if response.status != 200:
+            said = body[:200].decode(errors="replace").strip()
+            raise Unanswered(f"{path}: status {response.status}{f': {said}' if said else ''}", response.status)
+        return bytes(body)
+    finally:
+        connection.close()
