@@ -240,7 +240,7 @@ class TestShapes:
             from_config(config, "x")
 
     def test_an_unknown_preset(self):
-        with pytest.raises(ValueError, match="expected one of deepseek-v3, kimi-k2, .*, got 'gpt'"):
+        with pytest.raises(ValueError, match=r"expected one of deepseek-v3, kimi-k2, .*, got 'gpt'"):
             preset("gpt")
 
     @pytest.mark.parametrize(

@@ -143,7 +143,8 @@ def from_json(data: Mapping[str, object]) -> Link:
         raise ValueError(f"{FITTED}: expected entries {', '.join(missing)}, got none")
     origin = str(data["origin"])
     sources = tuple(Source(name, origin) for name in FIGURES)
-    return Link(str(data["name"]), *(float(str(data[name])) for name in FIGURES), sources=sources)
+    figures = {name: float(str(data[name])) for name in FIGURES}
+    return Link(str(data["name"]), **figures, sources=sources)
 
 
 def parse(text: str) -> Link:
