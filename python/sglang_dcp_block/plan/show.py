@@ -122,13 +122,11 @@ def closing(plan: Plan) -> Iterator[str]:
     yield from (f"  ! {warning}" for warning in advice.warnings)
     if plan.sendings:
         even, link = plan.break_even_block, plan.inputs.link.name
-        met = f"from blocks of {even} on, sending as they lie takes" if even else "packing takes"
-        yield f"Longest prompt, pages not grouped, by the model of {link}: {met} less time{'' if even else ' with any block'}."
+        met = f"from blocks of {even} on, sending as they lie takes less time" if even else "packing beats every block"
+        yield f"Longest prompt, pages not grouped, by the model of {link}: {met}."
         if advice.group_pages and not plan.inputs.scattered:
-            yield (
-                "Grouped is counted in pools with room: one segment a rank, layer and chunk. Pools 60 to 98 % in use took 1.7 to "
-                "4.7 (benchmarks/results/fragmentation.md)."
-            )
+            yield "Grouped is counted in pools with room: one segment a rank, layer and chunk. Pools in use by 60 to 98 %"
+            yield "took 1.7 to 4.7 (benchmarks/results/fragmentation.md)."
         yield "Times are a model, not a measurement: docs/transfer-model.md says what it knows and where it errs."
 
 
