@@ -69,6 +69,7 @@ gpu-check: ## the kernels on this machine's GPU; needs torch and triton, not SGL
 docs: venv ## write the pages that are made from the code
 	$(BIN)/python -m sglang_dcp_block.patches --docs docs/patch-points.md
 	$(BIN)/python -m sglang_dcp_block.compatibility docs/compatibility.md
+	$(BIN)/python -m sglang_dcp_block.transfer_model docs/transfer-model.md
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -4,4 +4,5 @@ shapes     KV of a model: layers, heads, bytes of a row; from presets or a confi
 counts     segments and rows that each decode rank gets, by the planner that the sender uses
 links      seconds a segment, bytes a second, gather and sync; each figure with its source
 times      the model itself, and the block from which sending as it lies beats packing
+tables     the tables of docs/transfer-model.md, made from all of these
 """

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 FITTED = "tcp_loopback.json"
 
@@ -126,10 +127,20 @@ def presets() -> dict[str, Link]:
     return {link.name: link for link in (*_PUBLISHED, fitted())}
 
 
-@functools.cache
 def fitted() -> Link:
     """TCP on loopback, as benchmarks/fit_model.py wrote it."""
-    return from_json(json.loads(resources.files(__package__).joinpath(FITTED).read_text(encoding="utf-8")))
+    return from_json(_fitted_data())
+
+
+def fit_rows() -> list[dict[str, Any]]:
+    """The measurements that it was fitted to, each with what the model says of it."""
+    return list(_fitted_data()["rows"])
+
+
+@functools.cache
+def _fitted_data() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(resources.files(__package__).joinpath(FITTED).read_text(encoding="utf-8"))
+    return data
 
 
 def from_json(data: Mapping[str, object]) -> Link:
