@@ -36,7 +36,7 @@ def lines(segment=3e-5, byte=6e-10, gather=2e-10, noise=1.0):
             time = segments * layers * segment + num_bytes * (byte + packed * gather)
             time *= noise if layers == 8 else 1 / noise
             rows.append(f"{way},{layers},16384,1152,64,{num_bytes},{segments * layers},0,{time!r},0")
-        rows.append(f"memcpy,{layers},16384,1152,64,{num_bytes},,0,0.001,0")
+        rows.append(f"memcpy,{layers},16384,1152,64,{num_bytes},0,0,0.001,0")
         rows.append(f"one segment,{layers},16,1152,64,2304,{layers},0,0.0005,0")
     return [HEADER, *rows]
 
