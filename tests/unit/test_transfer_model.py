@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
 from sglang_dcp_block.dcp.layout import DcpLayout
+from sglang_dcp_block.dcp.transfer import plan_runs
+from sglang_dcp_block.kernels.group_pages import group_pages_torch
 from sglang_dcp_block.transfer_model.counts import Counts, Way, count
 from sglang_dcp_block.transfer_model.links import Link, from_json, parse, presets
 from sglang_dcp_block.transfer_model.shapes import PRESETS, from_config, preset
@@ -29,6 +32,30 @@ def prompts(draw: st.DrawFn) -> dict:
         "chunk_tokens": page * draw(st.integers(1, 9)),
         "scattered": draw(st.booleans()),
     }
+
+
+def planned(way, tokens, layout, page_size, chunk_tokens, scattered) -> Counts:
+    """The same by the sender's planner, over page tables that are made up as :mod:`counts` says."""
+    P, step, totals = layout.dcp_size, 2 if scattered else 1, []
+    dst_pages = [step * page for page in range(-(-tokens // page_size))]
+    for rank in range(P):
+        rows = segments = chunks = 0
+        for first in range(0, tokens, chunk_tokens):
+            length = min(chunk_tokens, tokens - first)
+            src_pages = torch.arange(-(-length // page_size))
+            if way is Way.GROUPED:
+                lens = torch.tensor([first]), torch.tensor([first + length])
+                src_pages = group_pages_torch(src_pages, *lens, page_size=page_size, dcp_size=P)
+            runs = plan_runs(
+                [step * page for page in src_pages.tolist()], dst_pages, page_size=page_size, layout=layout, rank=rank,
+                src_page_offset=first // page_size, num_kv_tokens=length,
+            )  # fmt: skip
+            ends = runs.dst_rows + runs.lengths
+            packed = int((runs.dst_rows[1:] != ends[:-1]).sum()) + (len(ends) > 0)
+            rows, segments = rows + runs.num_rows, segments + (packed if way is Way.PACKED else len(ends))
+            chunks += len(ends) > 0
+        totals.append((rows, segments, chunks))
+    return Counts(*zip(*totals, strict=True))
 
 
 def walked(tokens, layout, page_size, chunk_tokens, scattered, packed=False) -> Counts:
@@ -62,6 +89,23 @@ class TestCounts:
     @given(prompts(), st.booleans())
     def test_as_a_walk_over_every_token_has_it(self, prompt, packed):
         assert count(Way.PACKED if packed else Way.DIRECT, **prompt) == walked(**prompt, packed=packed)
+
+    @laws
+    @given(prompts(), st.sampled_from([Way.DIRECT, Way.PACKED, Way.GROUPED]))
+    def test_as_the_sender_plans_it(self, prompt, way):
+        if way is Way.GROUPED:
+            prompt["layout"] = DcpLayout(prompt["layout"].dcp_size, prompt["page_size"])
+        assert count(way, **prompt) == planned(way, **prompt)
+
+    @laws
+    @given(prompts(), st.lists(st.tuples(st.integers(0, 300), st.integers(0, 4)), max_size=4))
+    def test_prompts_add_up(self, prompt, several):
+        del prompt["tokens"]
+        together = count(Way.DIRECT, [t for t, _ in several], [n for _, n in several], **prompt)
+        alone = [(count(Way.DIRECT, t, **prompt), n) for t, n in several]
+        for field in ("rows", "segments", "chunks"):
+            each = [[n * value for value in getattr(got, field)] for got, n in alone]
+            assert getattr(together, field) == tuple(sum(column) for column in zip(*each, strict=True)) or not several
 
     @laws
     @given(prompts(), st.sampled_from([way for way in Way if way is not Way.GROUPED]))

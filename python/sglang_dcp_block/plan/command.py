@@ -40,8 +40,6 @@ _WIDTH = 120  # of tables where the terminal does not say
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser the options of this command."""
-    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     backends = tuple(dict.fromkeys((*MLA_BACKENDS, *GQA_BACKENDS)))
     add = parser.add_argument
     add("--model", required=True, help=f"a config.json, its folder, or one of {', '.join(PRESETS)}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.dcp.transfer import prefers_direct
 from sglang_dcp_block.plan.inputs import Inputs
 from sglang_dcp_block.plan.mix import Mix
-from sglang_dcp_block.transfer_model.counts import Counts, Way, count, nothing
+from sglang_dcp_block.transfer_model.counts import Counts, Way, count
 from sglang_dcp_block.transfer_model.times import break_even_block, seconds
 
 
@@ -76,12 +78,9 @@ def balance(mix: Mix, layout: DcpLayout) -> Balance:
 
     Law: they sum to the mix's tokens.
     """
-    return Balance(
-        tuple(
-            sum(request.number * layout.local_len(request.total_tokens, rank) for request in mix.requests)
-            for rank in range(layout.dcp_size)
-        )
-    )
+    lengths = np.array([request.total_tokens for request in mix.requests])
+    numbers = np.array([request.number for request in mix.requests])
+    return Balance(tuple(int((layout.local_len(lengths, rank) * numbers).sum()) for rank in range(layout.dcp_size)))
 
 
 def memory(inputs: Inputs, rows: Balance) -> Memory:
@@ -98,19 +97,14 @@ def rounding(mix: Mix, page_size: int, dcp_size: int) -> Rounding:
     return Rounding(virtual_page, pages * virtual_page, mix.total_tokens)
 
 
-def counts(inputs: Inputs, way: Way, layout: DcpLayout, page_size: int) -> Counts:
-    """Of all prompts of the mix together, in one layer."""
-    total = nothing(layout.dcp_size)
-    for request in inputs.mix.requests:
-        total += _one(inputs, way, layout, page_size, request.prompt_tokens).times(request.number)
-    return total
-
-
 def sending(inputs: Inputs, name: str, way: Way, layout: DcpLayout, page_size: int) -> Sending:
     """All prompts of the mix in one way."""
     layers, a_row = inputs.shape.num_layers, inputs.row_bytes
-    total = counts(inputs, way, layout, page_size)
-    longest = _one(inputs, way, layout, page_size, inputs.mix.longest_prompt)
+    requests = inputs.mix.requests
+    total = _count(
+        inputs, way, layout, page_size, [one.prompt_tokens for one in requests], [one.number for one in requests]
+    )
+    longest = _count(inputs, way, layout, page_size, [inputs.mix.longest_prompt], [1])
     num_bytes = layers * sum(total.rows) * a_row
     return Sending(
         name,
@@ -170,10 +164,13 @@ def divisors(number: int) -> list[int]:
     return [part for part in range(1, number + 1) if number % part == 0]
 
 
-def _one(inputs: Inputs, way: Way, layout: DcpLayout, page_size: int, tokens: int) -> Counts:
+def _count(
+    inputs: Inputs, way: Way, layout: DcpLayout, page_size: int, tokens: list[int], numbers: list[int]
+) -> Counts:
     return count(
         way,
         tokens,
+        numbers,
         layout=layout,
         page_size=page_size,
         chunk_tokens=inputs.chunk_tokens,
