@@ -1,8 +1,8 @@
 """Segments and rows that each decode rank gets of prompts, counted with the layout's maps.
 
 Pages of both pools are made up: *fresh* ones follow each other, as in a pool that was never used; of *scattered* ones no two
-are neighbours, the worst that a fragmented pool can be. Then a rank's share of a chunk is one range of its rows that is cut at
-multiples of a length, and nothing has to be planned; tests compare with what the sender's planner makes of such pages.
+are neighbours, the worst that a fragmented pool can be. Then a rank's share of a chunk is one range of its rows that is cut
+at multiples of a length, and nothing has to be planned; tests compare with what the sender's planner makes of such pages.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def count(
     """Map prompts to what each decode rank gets of them in one layer.
 
     Rule: a prompt leaves in chunks of ``chunk_tokens``. A rank's share of a chunk is a range of its local indices. A segment
-    ends where the range does, and at multiples of the block (DIRECT), of the page (scattered pages that are not cut at blocks
-    anyway), or nowhere else (fresh pages that are grouped, packed, or of one rank alone).
+    ends where the range does, and at multiples of the block (DIRECT), of the page (other ways, in scattered pages), or
+    nowhere else (other ways, in fresh pages, and one rank alone).
     Args:
         tokens: of each prompt.
         numbers: of prompts of each length.
