@@ -61,7 +61,7 @@ def _balance(plan: Plan, panel: Any) -> None:
     for i, (name, balance) in enumerate(shown):
         places = [rank + (i - (len(shown) - 1) / 2) * width for rank in range(len(balance.rows))]
         panel.bar(places, balance.rows, width, label=f"{name}: max/mean {balance.imbalance:.3f}")
-    panel.set(title="rows of each rank", xlabel="rank")
+    panel.set(title="rows of each rank", xlabel="rank", xticks=range(len(plan.by_tokens.rows)))
     panel.legend(loc="lower left")
 
 
@@ -77,6 +77,8 @@ def _bars(plan: Plan, panel: Any, title: str, values: list[float]) -> None:
         panel.text(0, 0.5, "no transfers from a prefill server", transform=panel.transAxes)
         return
     colours = ["tab:orange" if one.name == plan.advice.sent else "tab:grey" for one in plan.sendings]
-    panel.barh([label(one) for one in plan.sendings], values, color=colours)
+    bars = panel.barh([label(one) for one in plan.sendings], values, color=colours)
+    panel.bar_label(bars, [f"{value:,.0f}" for value in values], padding=3)
     panel.invert_yaxis()
+    panel.margins(x=0.25)
     panel.set(title=title, xscale="log")
