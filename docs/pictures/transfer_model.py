@@ -1,6 +1,6 @@
-"""Draws docs/transfer-model.png: modelled times by length of the prompt, and by block; needs matplotlib.
+"""Draws docs/pictures/transfer-model.png: modelled times by length of the prompt, and by block; needs matplotlib.
 
-python docs/draw_transfer_model.py
+python docs/pictures/transfer_model.py
 """
 
 from __future__ import annotations
