@@ -41,34 +41,41 @@ _WIDTH = 120  # of tables where the terminal does not say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser the options of this command."""
     backends = tuple(dict.fromkeys((*MLA_BACKENDS, *GQA_BACKENDS)))
-    add = parser.add_argument
-    add("--model", required=True, help=f"a config.json, its folder, or one of {', '.join(PRESETS)}")
-    add("--tp", type=int, required=True, metavar="N", help="TP size of the (decode) server")
-    add("--dcp", type=int, required=True, metavar="P", help="DCP size of the (decode) server")
-    add("--page-size", type=int, metavar="N", help="tokens; left out, one is recommended")
-    add("--block-size", type=int, metavar="B", help="tokens; left out, one is recommended")
-    add(
+    parser.add_argument("--model", required=True, help=f"a config.json, its folder, or one of {', '.join(PRESETS)}")
+    parser.add_argument("--tp", type=int, required=True, metavar="N", help="TP size of the (decode) server")
+    parser.add_argument("--dcp", type=int, required=True, metavar="P", help="DCP size of the (decode) server")
+    parser.add_argument("--page-size", type=int, metavar="N", help="tokens; left out, one is recommended")
+    parser.add_argument("--block-size", type=int, metavar="B", help="tokens; left out, one is recommended")
+    parser.add_argument(
         "--requests",
         default="mixed",
         metavar="MIX",
         help=f"PROMPT+OUTPUT:NUMBER,...; a trace (.jsonl, .csv); or one of {', '.join(mix.PRESETS)} (default: mixed)",
     )
-    add(
+    parser.add_argument(
         "--link",
         default="rdma-400",
         help=f"one of {', '.join(links.presets())}, or segment-us=1.4,gbytes=42 (default: rdma-400)",
     )
-    add("--kv-dtype", choices=tuple(DTYPE_BYTES), help="of the KV cache (default: the model's own)")
-    add("--attention-backend", choices=backends, help="(default: what blocks take where none is named)")
-    add("--chunked-prefill-size", type=int, default=8192, metavar="N", help="of the prefill server (default: 8192)")
-    add(
+    parser.add_argument("--kv-dtype", choices=tuple(DTYPE_BYTES), help="of the KV cache (default: the model's own)")
+    parser.add_argument("--attention-backend", choices=backends, help="(default: what blocks take where none is named)")
+    parser.add_argument(
+        "--chunked-prefill-size", type=int, default=8192, metavar="N", help="of the prefill server (default: 8192)"
+    )
+    parser.add_argument(
         "--pools", choices=("fresh", "scattered"), default="fresh", help="pages that follow each other, or none that do"
     )
-    add("--max-imbalance", type=float, default=1.1, metavar="X", help="fullest rank over the mean (default: 1.1)")
-    add("--max-rounding", type=float, default=0.2, metavar="X", help="share of pages that holds nothing (default: 0.2)")
-    add("--json", action="store_true", help="print JSON instead of tables")
-    add("--png", type=Path, metavar="FILE", help="draw a picture; needs matplotlib")
-    add("--html", type=Path, metavar="FILE", help="write one file with tables and picture; needs matplotlib")
+    parser.add_argument(
+        "--max-imbalance", type=float, default=1.1, metavar="X", help="fullest rank over the mean (default: 1.1)"
+    )
+    parser.add_argument(
+        "--max-rounding", type=float, default=0.2, metavar="X", help="share of pages that holds nothing (default: 0.2)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw a picture; needs matplotlib")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write one file with tables and picture; needs matplotlib"
+    )
 
 
 def inputs_of(args: argparse.Namespace) -> Inputs:
