@@ -104,7 +104,6 @@ def fit(rows: Sequence[Measured]) -> Fit:
 
 def as_json(result: Fit, rows: Sequence[Measured], origin: str) -> str:
     """The package's data file."""
-    errors = sorted(abs(result.error(row)) for row in rows)
     data = {
         "name": "tcp-loopback",
         "segment_seconds": float(f"{result.segment_seconds:.4g}"),
@@ -112,8 +111,6 @@ def as_json(result: Fit, rows: Sequence[Measured], origin: str) -> str:
         "gather_bytes_per_second": float(f"{1 / result.gather_byte_seconds:.4g}"),
         "sync_seconds": 0.0,
         "origin": origin,
-        "median_error": round(errors[len(errors) // 2], 4),
-        "largest_error": round(errors[-1], 4),
         "rows": [
             {
                 "way": row.way,

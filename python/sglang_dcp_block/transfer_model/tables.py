@@ -6,6 +6,7 @@ are up to date.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 
 from sglang_dcp_block.dcp.layout import DcpLayout
@@ -57,12 +58,16 @@ def fit_table() -> Iterator[str]:
     """Measured TCP transfers beside the model."""
     yield "| way | layers × tokens, row | segments | measured, ms | modelled, ms | model ÷ measurement |"
     yield "|---|---|---|---|---|---|"
+    errors = []
     for row in fit_rows():
         measured, modelled = float(row["measured_s"]), float(row["modelled_s"])
+        errors.append(abs(modelled / measured - 1))
         yield (
             f"| {row['way']} | {row['layers']} × {int(row['tokens']):,}, {int(row['row_bytes']):,} B "
             f"| {int(row['segments']):,} | {_ms(1e3 * measured)} | {_ms(1e3 * modelled)} | {modelled / measured:.2f} |"
         )
+    yield ""
+    yield f"Errors: {statistics.median(errors):.0%} in the median of {len(errors)} rows, {max(errors):.0%} at most."
 
 
 def times_table(link: Link) -> Iterator[str]:
