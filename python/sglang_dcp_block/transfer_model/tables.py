@@ -19,7 +19,7 @@ SHAPE = PRESETS["deepseek-v3"]  # Kimi-K2 has the same layers and rows
 DCP, PAGE, CHUNK = 8, 64, 8192
 TOKENS = (8192, 32768, 131072, 524288, 1048576)
 BLOCKS = (8, 16, 32, 64)
-SEGMENT_US = (0.7, 1.4, 4.5)  # what reports of Mooncake over RDMA range over
+SEGMENT_US = (0.2, 0.7, 1.4, 4.5)  # what reports over RDMA range over: native verbs, then Mooncake
 KV = {1152: "bf16", 576: "fp8"}
 
 SIZES = {"page_size": PAGE, "chunk_tokens": CHUNK, "num_layers": SHAPE.num_layers}
