@@ -48,9 +48,9 @@ FIGURES = ("segment_seconds", "bytes_per_second", "gather_bytes_per_second", "sy
 
 _RDMA_SEGMENT = Source(
     "segment_seconds",
-    "Mooncake over RDMA at 400 Gb/s: pieces of about 16 KB at 9 GB/s, so 1.8 µs each, of which 0.4 µs are bytes. Others: 0.7 µs "
-    "(the same page, shorter prompts), 1.4 to 4.5 µs (pieces of 4 KiB, kvcache-ai/Mooncake issue 2693); without Mooncake, native "
-    "verbs, 0.2 µs (pieces of 1 KiB, LMCache/LMCache pull request 4161).",
+    "Mooncake over RDMA at 400 Gb/s: pieces of about 16 KB at 9 GB/s, so 1.8 µs each, of which 0.4 µs are bytes. Others: "
+    "0.7 µs (the same page, shorter prompts), 1.4 to 4.5 µs (pieces of 4 KiB, kvcache-ai/Mooncake issue 2693); without "
+    "Mooncake, native verbs, 0.2 µs (pieces of 1 KiB, LMCache/LMCache pull request 4161).",
     "https://github.com/vllm-project/vllm/pull/53825",
 )
 _GATHER = Source(
