@@ -71,6 +71,7 @@ docs: venv ## write the pages, pictures and the dashboard that are made from the
 	$(BIN)/python -m sglang_dcp_block.compatibility docs/compatibility.md
 	$(BIN)/python docs/pictures/draw.py
 	$(BIN)/python docs/grafana/dashboard.py
+	$(BIN)/python -m sglang_dcp_block.transfer_model docs/transfer-model.md
 
 docs-check: venv ## dead links, names that do not exist, snippets that do not run
 	$(PYTEST) tests/docs tests/patches/test_docs.py $(ARGS)

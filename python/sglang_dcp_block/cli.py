@@ -16,12 +16,14 @@ COMMANDS = {
         "what keeps a server with blocks from starting, and what a running one really uses",
         "sglang_dcp_block.doctor.command",
     ),
+    "plan": ("which block and page size for a model, its requests and a link", "sglang_dcp_block.plan.command"),
 }
 EXAMPLES = f"""\
 examples:
   {PROGRAM} doctor
   {PROGRAM} doctor -- --model-path MODEL --tp 8 --dcp-size 8 --dcp-block-size 64
   {PROGRAM} doctor --url http://localhost:30000
+  {PROGRAM} plan --model deepseek-v3 --tp 8 --dcp 8 --requests agent --link rdma-400
   {PROGRAM} doctor --help
 
 The flags of the servers themselves: sglang serve ... --dcp-block-size N, see docs/operations.md.

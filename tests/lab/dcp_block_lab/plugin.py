@@ -95,12 +95,20 @@ def snapshot(scheduler) -> dict:
         "num_pages": allocator.size // allocator.page_size,
         "free_pages": sorted(allocator.get_all_free_pages().tolist()),
         "released": list(released),
+        "sent": sent_so_far(),
     }
     if (host := host_pool(scheduler)) is not None:
         state["num_host_slots"] = host.logical_size
         state["free_host_slots"] = sorted(torch.cat([host.free_slots, *host.release_slots]).tolist())
     released.clear()
     return state
+
+
+def sent_so_far() -> dict[str, tuple[int, int, int]]:
+    """(transfers, segments, bytes) that this process has sent to decode ranks, by path: the plugin's own counters."""
+    from sglang_dcp_block.patches.transfer_counts import COUNTS
+
+    return {path: (t.transfers, t.segments, t.num_bytes) for path, t in COUNTS.by_path.items()}
 
 
 def on_release(req, tree_cache, *args, **kwargs) -> None:

@@ -1,0 +1,134 @@
+"""``sglang-dcp-block plan``: the command line over :func:`sglang_dcp_block.plan.whole.plan`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+
+from sglang_dcp_block.plan import mix
+from sglang_dcp_block.plan.draw import NoMatplotlib, write_png
+from sglang_dcp_block.plan.inputs import InputError, Inputs, default_backend, shape_of
+from sglang_dcp_block.plan.page import write_html
+from sglang_dcp_block.plan.show import show
+from sglang_dcp_block.plan.to_json import as_json
+from sglang_dcp_block.plan.whole import plan
+from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS
+from sglang_dcp_block.transfer_model import links
+from sglang_dcp_block.transfer_model.shapes import DTYPE_BYTES, PRESETS
+
+PROGRAM = "sglang-dcp-block plan"
+DESCRIPTION = (
+    "Recommend a block and a page size for a model, its requests and a link, with the figures behind it: KV of each GPU, "
+    "balance of ranks, rounding of pages, segments and modelled seconds of transfers."
+)
+EXAMPLES = f"""\
+examples:
+  {PROGRAM} --model deepseek-v3 --tp 8 --dcp 8 --requests agent --link rdma-400
+  {PROGRAM} --model ./config.json --tp 16 --dcp 8 --requests 4000+500:90,128000+1000:10 --page-size 64
+  {PROGRAM} --model kimi-k2 --tp 8 --dcp 8 --requests trace.jsonl --link segment-us=1.4,gbytes=42 --json
+
+Exit status: 0, or 2 for inputs that no plan can be made for. docs/plan.md says how to read the output.
+"""
+Read = TypeVar("Read")
+_WIDTH = 120  # of tables where the terminal does not say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the options of this command."""
+    backends = tuple(dict.fromkeys((*MLA_BACKENDS, *GQA_BACKENDS)))
+    parser.add_argument("--model", required=True, help=f"a config.json, its folder, or one of {', '.join(PRESETS)}")
+    parser.add_argument("--tp", type=int, required=True, metavar="N", help="TP size of the (decode) server")
+    parser.add_argument("--dcp", type=int, required=True, metavar="P", help="DCP size of the (decode) server")
+    parser.add_argument("--page-size", type=int, metavar="N", help="tokens; left out, one is recommended")
+    parser.add_argument("--block-size", type=int, metavar="B", help="tokens; left out, one is recommended")
+    parser.add_argument(
+        "--requests",
+        default="mixed",
+        metavar="MIX",
+        help=f"PROMPT+OUTPUT:NUMBER,...; a trace (.jsonl, .csv); or one of {', '.join(mix.PRESETS)} (default: mixed)",
+    )
+    parser.add_argument(
+        "--link",
+        default="rdma-400",
+        help=f"one of {', '.join(links.presets())}, or segment-us=1.4,gbytes=42 (default: rdma-400)",
+    )
+    parser.add_argument("--kv-dtype", choices=tuple(DTYPE_BYTES), help="of the KV cache (default: the model's own)")
+    parser.add_argument("--attention-backend", choices=backends, help="(default: what blocks take where none is named)")
+    parser.add_argument(
+        "--chunked-prefill-size", type=int, default=8192, metavar="N", help="of the prefill server (default: 8192)"
+    )
+    parser.add_argument(
+        "--pools", choices=("fresh", "scattered"), default="fresh", help="pages that follow each other, or none that do"
+    )
+    parser.add_argument(
+        "--max-imbalance", type=float, default=1.1, metavar="X", help="fullest rank over the mean (default: 1.1)"
+    )
+    parser.add_argument(
+        "--max-rounding", type=float, default=0.2, metavar="X", help="share of pages that holds nothing (default: 0.2)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw a picture; needs matplotlib")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write one file with tables and picture; needs matplotlib"
+    )
+
+
+def inputs_of(args: argparse.Namespace) -> Inputs:
+    """What the options ask for.
+
+    Raises:
+        InputError: an option that cannot be understood.
+    """
+    shape = shape_of(args.model)
+    if args.kv_dtype:
+        shape = shape.stored_as(args.kv_dtype)
+    for name, least in (("max_imbalance", 1.0), ("max_rounding", 0.0)):
+        if not getattr(args, name) >= least:
+            raise InputError(f"--{name.replace('_', '-')}: expected {least:g} or more, got {getattr(args, name)}")
+    return Inputs(
+        shape=shape,
+        tp_size=args.tp,
+        dcp_size=args.dcp,
+        mix=_understood("--requests", mix.read, args.requests),
+        link=_understood("--link", links.parse, args.link),
+        attention_backend=args.attention_backend or default_backend(shape),
+        page_size=args.page_size,
+        block_size=args.block_size,
+        chunk_tokens=args.chunked_prefill_size,
+        scattered=args.pools == "scattered",
+        max_imbalance=args.max_imbalance,
+        max_rounding=args.max_rounding,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the plan and put it where the options say; returns the exit status."""
+    try:
+        made = plan(inputs_of(args))
+        for file, write in ((args.png, write_png), (args.html, write_html)):
+            if file is not None:
+                write(made, file)
+    except (InputError, NoMatplotlib) as error:
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"{PROGRAM}: error: expected to write {error.filename}, got: {error.strerror}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(as_json(made))
+    else:
+        console = Console()
+        show(made, console if console.is_terminal else Console(width=_WIDTH))
+    return 0
+
+
+def _understood(option: str, read: Callable[[str], Read], text: str) -> Read:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise InputError(f"{option}: {error}") from error

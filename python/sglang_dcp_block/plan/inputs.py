@@ -1,0 +1,140 @@
+"""What a plan is made for, and what of it SGLang or the plugin would refuse."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_dcp_block.config import AUTO_PAGE_SIZE
+from sglang_dcp_block.plan.mix import Mix
+from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, Facts, refusals
+from sglang_dcp_block.transfer_model.links import Link
+from sglang_dcp_block.transfer_model.shapes import ModelShape, from_config, preset
+
+PAGE_SIZES = (
+    16,
+    32,
+    AUTO_PAGE_SIZE,
+)  # tokens; to choose from. Longer ones coarsen the prefix cache and were not measured
+_BLOCK_RULE = "block size that does not divide the page size"
+
+
+class InputError(ValueError):
+    """Inputs that no plan can be made for; says what was expected, what was found and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Everything that the figures depend on."""
+
+    shape: ModelShape
+    tp_size: int  # of the decode server
+    dcp_size: int
+    mix: Mix
+    link: Link
+    attention_backend: str
+    page_size: int | None = None  # tokens; None to choose one
+    block_size: int | None = None  # tokens; None to choose one
+    chunk_tokens: int = 8192  # of chunked prefill on the prefill server
+    scattered: bool = False  # pools so fragmented that no two pages of a request are neighbours
+    max_imbalance: float = 1.1  # rows of the fullest rank over the mean
+    max_rounding: float = 0.2  # of the rows that requests take, those that hold nothing
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a token in a layer on a decode rank."""
+        return self.shape.row_bytes(self.tp_size, self.dcp_size)
+
+    def pages(self) -> tuple[int, ...]:
+        """Page sizes to look at, in tokens: the given one, or those that the block divides, or the block itself."""
+        if self.page_size:
+            return (self.page_size,)
+        fitting = tuple(page for page in PAGE_SIZES if page % (self.block_size or 1) == 0)
+        return fitting or (self.block_size or AUTO_PAGE_SIZE,)
+
+
+def shape_of(text: str) -> ModelShape:
+    """A model as a user names it: a preset, or a ``config.json`` or the folder it stands in.
+
+    Raises:
+        InputError: neither.
+    """
+    file = Path(text)
+    file = file / "config.json" if file.is_dir() else file
+    if file.suffix != ".json":
+        try:
+            return preset(text)
+        except ValueError as error:
+            raise InputError(f"--model: {error}; or the path of a config.json.") from error
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"expected an object, got {type(config).__name__}")
+        return from_config(config, str(config.get("_name_or_path") or file.parent.name or file.name))
+    except (OSError, ValueError) as error:
+        raise InputError(f"--model: {file}: expected a model's configuration, got: {error}") from error
+
+
+def default_backend(shape: ModelShape) -> str:
+    """What the plugin takes where none is named."""
+    return (MLA_BACKENDS if shape.is_mla else GQA_BACKENDS)[0]
+
+
+def require_possible(inputs: Inputs) -> None:
+    """Refuse what no block or page size could make work.
+
+    Raises:
+        InputError: all reasons at once, as a server would give them.
+    """
+    sizes = {"--tp": inputs.tp_size, "--dcp": inputs.dcp_size, "--page-size": inputs.page_size or 1}
+    sizes |= {"--block-size": inputs.block_size or 1, "--chunked-prefill-size": inputs.chunk_tokens}
+    if wrong := [f"{name}: expected 1 or more, got {value}" for name, value in sizes.items() if value < 1]:
+        raise InputError("; ".join(wrong))
+    if inputs.page_size and inputs.block_size and inputs.page_size % inputs.block_size:
+        raise InputError(
+            f"--block-size: expected a divisor of --page-size {inputs.page_size}, got {inputs.block_size}. Leave one out."
+        )
+    pages = inputs.pages()
+    for page in pages:
+        if inputs.chunk_tokens % page:
+            raise InputError(
+                f"--chunked-prefill-size: expected a multiple of the page size {page}, got {inputs.chunk_tokens}"
+            )
+    every = [refused(inputs, page, inputs.block_size or page) for page in pages]
+    if all(every):
+        raise InputError("this server would not start:\n  " + "\n  ".join(every[0]))
+
+
+def refused(inputs: Inputs, page_size: int, block_size: int) -> list[str]:
+    """Why a server with these sizes would not start; empty if it would."""
+    return refusals(_facts(inputs, page_size, block_size))
+
+
+def transfers_refused(inputs: Inputs) -> list[str]:
+    """Why a decode server behind a prefill server cannot have blocks; empty if it can."""
+    page = inputs.pages()[-1]
+    return [line for line in refusals(_facts(inputs, page, page, mode="decode")) if not line.startswith(_BLOCK_RULE)]
+
+
+def _facts(inputs: Inputs, page_size: int, block_size: int, mode: str = "null") -> Facts:
+    shape = inputs.shape
+    return Facts(
+        block_size=block_size,
+        page_size=page_size,
+        dcp_size=inputs.dcp_size,
+        tp_size=inputs.tp_size,
+        platform="cuda",
+        is_mla=shape.is_mla,
+        num_attention_heads=shape.num_attention_heads,
+        num_kv_heads=shape.num_kv_heads,
+        prefill_backend=inputs.attention_backend,
+        decode_backend=inputs.attention_backend,
+        kv_cache_dtype="fp8_e4m3" if shape.element_bytes == 1 else "auto",
+        disaggregation_mode=mode,
+        transfer_backend="mooncake",
+        is_dsa="is_dsa" in shape.unusual,
+        has_sliding_window="has_sliding_window" in shape.unusual,
+        is_hybrid_linear="is_hybrid_linear" in shape.unusual,
+        is_encoder_decoder="is_encoder_decoder" in shape.unusual,
+    )

@@ -1,0 +1,282 @@
+"""``sglang-dcp-block plan``: laws of its figures, what it recommends, its command line, and that it needs no SGLang."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from sglang_dcp_block.cpu.checkpoints import tiny_config
+from sglang_dcp_block.dcp.layout import DcpLayout
+from sglang_dcp_block.demo.pd.plan import PAGE_SIZE, pd_plan
+from sglang_dcp_block.plan.__main__ import main
+from sglang_dcp_block.plan.figures import balance, memory, rounding, sendings
+from sglang_dcp_block.plan.inputs import InputError, Inputs, default_backend, shape_of
+from sglang_dcp_block.plan.mix import Lengths, Mix, read
+from sglang_dcp_block.plan.show import show
+from sglang_dcp_block.plan.to_json import as_dict
+from sglang_dcp_block.plan.whole import plan
+from sglang_dcp_block.transfer_model.links import presets
+from sglang_dcp_block.transfer_model.shapes import from_config, preset
+
+laws = settings(deadline=None, max_examples=60)
+mixes = st.lists(
+    st.builds(Lengths, st.integers(1, 3000), st.integers(0, 500), st.integers(1, 5)), min_size=1, max_size=4
+).map(lambda requests: Mix("any", tuple(requests)))
+
+
+def inputs(model: str = "deepseek-v3", requests: str | Mix = "agent", **changes) -> Inputs:
+    shape = preset(model)
+    mix = read(requests) if isinstance(requests, str) else requests
+    basic = Inputs(shape, 8, 8, mix, presets()["rdma-400"], default_backend(shape))
+    return replace(basic, **changes)
+
+
+class TestFigures:
+    @laws
+    @given(mixes, st.integers(1, 8), st.sampled_from([1, 4, 16, 64]))
+    def test_rows_of_all_ranks_are_the_mix(self, mix, dcp_size, block):
+        got = balance(mix, DcpLayout(dcp_size, block))
+        assert sum(got.rows) == mix.total_tokens
+        assert got.imbalance >= 1
+        assert max(got.rows) - min(got.rows) <= block * mix.number
+
+    @laws
+    @given(mixes, st.sampled_from([16, 64]), st.integers(1, 8))
+    def test_pages_hold_all_tokens_and_less_than_one_more_a_request(self, mix, page, dcp_size):
+        got = rounding(mix, page, dcp_size)
+        assert 0 <= got.taken - got.used < mix.number * got.virtual_page
+        assert got.used == mix.total_tokens
+        assert 0 <= got.share_lost < 1
+
+    @laws
+    @given(mixes, st.booleans())
+    def test_each_way_sends_every_row_once(self, mix, scattered):
+        for one in sendings(inputs(requests=mix, scattered=scattered), 64, 64):
+            assert one.num_bytes == 61 * 1152 * sum(request.number * request.prompt_tokens for request in mix.requests)
+            assert one.staged_bytes in (0, one.num_bytes)
+
+    @laws
+    @given(mixes)
+    def test_segments_of_the_ways(self, mix):
+        prompts = [(request.prompt_tokens, request.number) for request in mix.requests]
+        ways = {one.name: one for one in sendings(inputs(requests=mix), 64, 64)}
+        assert ways["tokens"].segments == 61 * sum(tokens * number for tokens, number in prompts)
+        assert ways["blocks"].segments == 61 * sum(-(-tokens // 64) * number for tokens, number in prompts)
+        # One chunk each: a segment a rank that has anything.
+        assert ways["blocks_grouped"].segments == 61 * sum(
+            min(8, -(-tokens // 64)) * number for tokens, number in prompts
+        )
+        assert ways["one_segment"].segments == ways["blocks_grouped"].segments
+
+    def test_memory_of_a_latent_is_divided_by_the_ranks_and_of_kv_heads_by_what_was_replicated(self):
+        mix = Mix("even", (Lengths(64 * 8 * 10, 0),))
+        mla = inputs(requests=mix)
+        assert memory(mla, balance(mix, DcpLayout(8, 64))).saving == 8
+        gqa = inputs("qwen3-235b-a22b", mix, tp_size=8, dcp_size=2)  # 4 KV heads: each on two of eight GPUs
+        assert memory(gqa, balance(mix, DcpLayout(2, 64))).saving == 2
+
+    def test_the_demo_of_prefill_and_decode_servers_counts_the_same(self):
+        """`make demo-pd` compares these numbers with the counters of real servers."""
+        demo = pd_plan(8)
+        mix = Mix("demo", tuple(Lengths(len(question.ids), 6) for question in demo.questions))
+        shape = from_config(tiny_config("mla"), "tiny")
+        made = inputs(requests=mix, shape=shape, chunk_tokens=64)
+        ways = {one.name: one for one in sendings(made, PAGE_SIZE, PAGE_SIZE)}
+        for name, block in (("tokens", 1), ("blocks", PAGE_SIZE)):
+            assert (ways[name].segments, ways[name].num_bytes) == (demo.num_segments(block), demo.num_bytes)
+
+
+class TestAdvice:
+    def test_long_requests_take_blocks_of_the_longest_page(self):
+        advice = plan(inputs(requests="long")).advice
+        assert (advice.page_size, advice.block_size, advice.group_pages, advice.sent) == (64, 64, 8, "blocks_grouped")
+        assert advice.decode_flags == (
+            "--tp", "8", "--dcp-size", "8", "--page-size", "64", "--dcp-block-size", "64", "--dcp-group-pages", "8"
+        )  # fmt: skip
+        assert advice.prefill_flags == ("--page-size", "64", "--dcp-group-pages", "8")
+
+    def test_shorter_requests_take_shorter_blocks(self):
+        blocks = [plan(inputs(requests=f"{tokens}:1")).advice.block_size for tokens in (32_000, 600, 30)]
+        assert blocks == [64, 16, 4]
+
+    def test_limits_are_kept_where_anything_keeps_them(self):
+        made = plan(inputs(requests="700:1", page_size=64, max_imbalance=1.02, max_rounding=1))
+        taken = (made.advice.page_size, made.advice.block_size)
+        (chosen,) = (one for one in made.candidates if (one.page_size, one.block_size) == taken)
+        assert (chosen.block_size, chosen.imbalance) == (8, 88 * 8 / 700)
+        assert not chosen.against
+        assert not made.advice.warnings
+        assert all(c.against for c in made.candidates if c.block_size > chosen.block_size)
+
+    def test_what_no_choice_keeps_is_said(self):
+        made = plan(inputs(requests="3:9", max_rounding=0.1))
+        assert any("no choice is within the limits" in warning for warning in made.advice.warnings)
+
+    def test_given_sizes_are_taken(self):
+        advice = plan(inputs(page_size=64, block_size=16)).advice
+        assert (advice.page_size, advice.block_size, advice.group_pages) == (64, 16, None)
+        assert advice.sent == "blocks"  # 18,432 bytes
+        assert plan(inputs(page_size=64, block_size=8)).advice.sent == "blocks_packed"
+
+    def test_a_given_block_finds_a_page(self):
+        assert plan(inputs(block_size=32)).advice.page_size == 32
+        assert plan(inputs(block_size=128)).advice.page_size == 128
+
+    def test_page_tables_get_a_page_that_they_know(self):
+        made = plan(inputs(attention_backend="trtllm_mla", max_imbalance=1.001))
+        assert made.advice.page_size in (32, 64)
+        rule = "page sizes that a page table backend does not know"
+        assert {one.page_size for one in made.candidates if rule in one.against} == {16}
+
+    def test_faster_packing_is_said(self):
+        """Short blocks that go as they lie, on a link where a segment costs much."""
+        made = plan(inputs(page_size=64, block_size=16, link=presets()["nvlink"]))
+        assert any(
+            "packed is faster here than what will happen (blocks)" in warning for warning in made.advice.warnings
+        )
+
+    def test_models_without_transfers_gain_nothing(self):
+        made = plan(
+            inputs("llama-3.1-70b", tp_size=8, dcp_size=8, shape=replace(preset("llama-3.1-70b"), num_kv_heads=1))
+        )
+        assert (made.advice.block_size, made.advice.sent, made.sendings) == (1, None, ())
+        assert "--dcp-block-size" not in made.advice.decode_flags
+        assert any("PD decode of GQA and MHA models" in reason for reason in made.advice.reasons)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"dcp_size": 1}, "DCP off: expected --dcp-size above 1"),
+            ({"dcp_size": 3}, "expected a --dcp-size that divides the TP size, got --dcp-size 3 in a TP group of 8"),
+            ({"page_size": 64, "block_size": 24}, "--block-size: expected a divisor of --page-size 64, got 24"),
+            ({"attention_backend": "trtllm_mla", "page_size": 16}, "got page size 16 with decode backend trtllm_mla"),
+            ({"chunk_tokens": 100}, "--chunked-prefill-size: expected a multiple of the page size 16, got 100"),
+            ({"tp_size": 0}, "--tp: expected 1 or more, got 0"),
+        ],
+    )
+    def test_as_the_server_would(self, changes, message):
+        with pytest.raises(InputError, match=message):
+            plan(inputs(**changes))
+
+    def test_a_model_with_sparse_attention(self):
+        with pytest.raises(InputError, match=r"this server would not start:\n  DeepSeek sparse attention \(DSA\)"):
+            plan(inputs(shape=replace(preset("deepseek-v3"), unusual=("is_dsa",))))
+
+    def test_kv_heads_that_would_be_mixed(self):
+        with pytest.raises(InputError, match="KV heads split inside a DCP group"):
+            plan(inputs("llama-3.1-70b"))
+
+
+ARGUMENTS = ["--model", "kimi-k2", "--tp", "8", "--dcp", "8", "--requests", "2000+100:10,40000:2"]
+
+
+class TestCommand:
+    def test_json_has_stable_keys(self, capsys):
+        assert main([*ARGUMENTS, "--json"]) == 0
+        got = json.loads(capsys.readouterr().out)
+        assert sorted(got) == [
+            "advice", "balance", "block_goes_direct", "break_even_block", "candidates", "inputs", "kv_bytes_per_gpu",
+            "rounding", "schema", "transfers",
+        ]  # fmt: skip
+        assert got == json.loads(json.dumps(as_dict(plan(inputs("kimi-k2", read("2000+100:10,40000:2"))))))
+        assert {key for one in got["transfers"] for key in one} == {
+            "name", "block_size", "segments", "bytes", "staged_bytes", "modelled_rank_seconds",
+            "modelled_longest_prompt_seconds",
+        }  # fmt: skip
+
+    def test_every_key_of_the_json_is_described(self):
+        page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+        keys = _keys(as_dict(plan(inputs())))
+        assert not {key for key in keys if f"`{key}`" not in page}
+
+    def test_tables_name_what_was_found(self, capsys):
+        assert main(ARGUMENTS) == 0
+        said = capsys.readouterr().out
+        made = plan(inputs("kimi-k2", read("2000+100:10,40000:2")))
+        for one in made.sendings:
+            assert f"{one.segments:,}" in said
+        for number in (*made.by_tokens.rows, *made.by_blocks.rows):
+            assert f"{number:,}" in said
+        assert " ".join(made.advice.decode_flags) in said
+
+    def test_models_without_transfers_have_tables_too(self):
+        console = Console(record=True, width=120, file=open(os.devnull, "w"))  # noqa: SIM115
+        show(plan(inputs("qwen3-235b-a22b", tp_size=8, dcp_size=2)), console)
+        assert "No transfers: PD decode of GQA and MHA models" in console.export_text()
+
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            (["--model", "nobody"], "--model: expected one of deepseek-v3, kimi-k2"),
+            (["--model", "none.json"], "--model: none.json: expected a model's configuration, got: [Errno 2]"),
+            (["--requests", "soon"], "--requests: expected one of chat"),
+            (["--link", "string"], "--link: expected one of rdma-400"),
+            (["--max-imbalance", "0.5"], "--max-imbalance: expected 1 or more, got 0.5"),
+            (["--max-rounding", "nan"], "--max-rounding: expected 0 or more, got nan"),
+            (["--dcp", "5"], "this server would not start:"),
+        ],
+    )
+    def test_wrong_input_is_status_2(self, capsys, more, message):
+        assert main([*ARGUMENTS, *more]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.startswith("sglang-dcp-block plan: error: ")
+        assert message in printed.err
+
+    def test_a_configuration_file_and_its_folder(self, tmp_path):
+        (tmp_path / "config.json").write_text(json.dumps(tiny_config("mla")))
+        assert shape_of(str(tmp_path)) == shape_of(str(tmp_path / "config.json"))
+        assert shape_of(str(tmp_path)).row_bytes() == 288 * 4
+
+    def test_plots_without_matplotlib(self, capsys, monkeypatch, tmp_path):
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        assert main([*ARGUMENTS, "--png", str(tmp_path / "plan.png")]) == 2
+        assert "plots: expected matplotlib to load" in capsys.readouterr().err
+
+    def test_plots(self, tmp_path, capsys):
+        pytest.importorskip("matplotlib")
+        png, html = tmp_path / "plan.png", tmp_path / "plan.html"
+        assert main([*ARGUMENTS, "--png", str(png), "--html", str(html)]) == 0
+        assert png.read_bytes().startswith(b"\x89PNG")
+        page = html.read_text()
+        assert "data:image/png;base64," in page
+        assert "Recommended: blocks of" in page
+        assert "http" not in page.replace("http-equiv", ""), "it needs nothing else"
+        assert main([*ARGUMENTS, "--png", str(tmp_path / "no" / "plan.png")]) == 2
+        assert "No such file or directory" in capsys.readouterr().err
+
+    def test_options_fit_a_parser_of_several_commands(self):
+        commands = argparse.ArgumentParser(prog="sglang-dcp-block").add_subparsers()
+        from sglang_dcp_block.plan.command import add_arguments
+
+        add_arguments(commands.add_parser("plan"))
+
+    def test_neither_sglang_nor_torch_is_needed(self):
+        code = (
+            "import sys\n"
+            "for name in ('sglang', 'torch', 'triton', 'matplotlib', 'transformers'): sys.modules[name] = None\n"
+            "from sglang_dcp_block.plan.__main__ import main\n"
+            f"raise SystemExit(main({[*ARGUMENTS, '--json']!r}))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["schema"] == 1
+
+
+def _keys(data) -> set[str]:
+    if isinstance(data, dict):
+        return set(data) | {key for value in data.values() for key in _keys(value)}
+    return {key for value in data for key in _keys(value)} if isinstance(data, list) else set()
