@@ -1,0 +1,32 @@
+"""Which benchmarks there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+
+from benchmarks.record import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A module of this package with a function ``measure(full: bool) -> Result``."""
+
+    name: str  # of the module
+    about: str
+    quick: bool = True  # whether it runs where not everything is asked for
+
+    def measure(self, full: bool) -> Result:
+        """Import it, and run it."""
+        run: Callable[[bool], Result] = import_module(f"benchmarks.{self.name}").measure
+        return run(full)
+
+
+_ALL = (
+    Benchmark(
+        "transfer", "a chunk to a decode rank over Mooncake TCP: token round-robin, packed, blocks, grouped blocks"
+    ),
+)
+
+BENCHMARKS: Mapping[str, Benchmark] = {benchmark.name: benchmark for benchmark in _ALL}

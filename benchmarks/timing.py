@@ -1,0 +1,51 @@
+"""Ways of doing the same, timed in turns, so that whatever else the machine does falls on all of them alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+
+from benchmarks.record import Spread
+
+
+def spread(samples: Sequence[float]) -> Spread:
+    """The percentiles of some samples, between neighbours where they fall between.
+
+    >>> spread([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    Spread(p20=2.0, p50=3.5, p80=5.0)
+    """
+    if not samples:
+        raise ValueError("samples: expected one or more, got none")
+    return Spread(*(float(value) for value in np.percentile(samples, (20, 50, 80))))
+
+
+def in_turns(
+    ways: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    around: Callable[[str, int], AbstractContextManager[object]] = lambda way, round_: nullcontext(),
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Way -> seconds of each round.
+
+    Round 0 warms up and is not timed. Every round begins with another way, so that none always follows the same one.
+
+    Args:
+        around: a context for each call, given (way, round), whose two ends are outside the timed part: it prepares, and
+            checks what was done. What it raises ends the measurement.
+    """
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    names = list(ways)
+    for round_ in range(rounds + 1):
+        first = round_ % max(len(names), 1)
+        for way in names[first:] + names[:first]:
+            with around(way, round_):
+                begin = clock()
+                ways[way]()
+                elapsed = clock() - begin
+            if round_:
+                seconds[way].append(elapsed)
+    return seconds
