@@ -24,9 +24,12 @@ class Benchmark:
 
 
 _ALL = (
-    Benchmark(
-        "transfer", "a chunk to a decode rank over Mooncake TCP: token round-robin, packed, blocks, grouped blocks"
-    ),
+    Benchmark("transfer", "a chunk to a decode rank over Mooncake TCP: token round-robin, packed, blocks, grouped"),
+    Benchmark("planning", "which rows go where: SGLang's plan by tokens, and runs"),
+    Benchmark("decode_metadata", "this rank's lengths and rows, once a decode step (CPU)"),
+    Benchmark("imbalance", "rows of the fullest rank over the mean, for mixes of request lengths"),
+    Benchmark("memory", "pack buffers, and rows that no token fills"),
+    Benchmark("grouping", "what --dcp-group-pages adds to scheduling a chunk, in SGLang's own prefill scheduler"),
 )
 
 BENCHMARKS: Mapping[str, Benchmark] = {benchmark.name: benchmark for benchmark in _ALL}
