@@ -115,7 +115,9 @@ def measure(full: bool) -> Result:
             (way, block): spread([unevenness(count(lengths)) for lengths in batches]) for way, block, count in ways()
         }
         stock = spreads[STOCK, 1].p50
-        rows += [Row(way, {"mix": mix.name, "block": block}, found, STOCK, stock) for (way, block), found in spreads.items()]
+        rows += [
+            Row(way, {"mix": mix.name, "block": block}, found, STOCK, stock) for (way, block), found in spreads.items()
+        ]
     return Result(
         "imbalance", "How evenly ranks are filled", "max_over_mean", READING, rows, draw=lambda figure: draw(rows, figure)
     )  # fmt: skip

@@ -78,12 +78,12 @@ def _rows() -> Iterator[Row]:
                 size = staging(row_bytes, layers, chunk, block)
                 case = {"memory": STAGING, "model": name, "tokens": chunk, "block": block}
                 yield Row(way, case, Spread.exactly(size), TOKENS, packed, size)
-    for name, layers, row_bytes in SHAPES:
-        for tokens in LENGTHS:
-            size = unfilled_rows(tokens, PAGE, P) * layers * row_bytes
-            for way, block in ((TOKENS, 1), ("blocks of 64", 64)):
-                case = {"memory": ROUNDING, "model": name, "tokens": tokens, "block": block}
-                yield Row(way, case, Spread.exactly(size), TOKENS, size, size)
+    name, layers, row_bytes = SHAPES[0]
+    for tokens in LENGTHS:
+        size = unfilled_rows(tokens, PAGE, P) * layers * row_bytes
+        for way, block in ((TOKENS, 1), ("blocks of 64", 64)):
+            case = {"memory": ROUNDING, "model": name, "tokens": tokens, "block": block}
+            yield Row(way, case, Spread.exactly(size), TOKENS, size, size)
 
 
 def measure(full: bool) -> Result:

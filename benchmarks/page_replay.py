@@ -174,6 +174,3 @@ def replay(parameters: dict[str, Any], fill: float) -> list[Transfer]:
         for _ in range(parameters["decode_tokens_a_batch"] // trace.scale):
             if decode.running:
                 decode.step()
-
-
-torch.set_num_threads(1)

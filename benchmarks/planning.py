@@ -44,9 +44,7 @@ def measure(full: bool) -> Result:
             segments[STOCK] = len(grouped[0])
 
         def ours(src: Any = src, dst: Any = dst, tokens: int = tokens, segments: dict[str, int] = segments) -> None:
-            runs = plan_runs(
-                src, dst, page_size=PAGE, layout=DcpLayout(P, BLOCK), rank=RANK, num_kv_tokens=tokens
-            )
+            runs = plan_runs(src, dst, page_size=PAGE, layout=DcpLayout(P, BLOCK), rank=RANK, num_kv_tokens=tokens)
             segments[OURS] = len(runs.lengths)
 
         ways = {STOCK: _times(stock, max(1, calls // 20)), OURS: _times(ours, calls)}

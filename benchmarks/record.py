@@ -37,8 +37,15 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Baseline over this, of medians: above 1 is a gain, below 1 a loss."""
+        """Baseline over this, of medians: above 1 is a gain, below 1 a loss. Two zeros are equal."""
+        if self.spread.p50 == self.baseline_p50:
+            return 1.0
         return self.baseline_p50 / self.spread.p50 if self.spread.p50 else float("inf")
+
+    @property
+    def loses(self) -> bool:
+        """Whether it is worse than its baseline by more than rounding."""
+        return self.ratio < 0.995
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,14 @@ class Benchmark:
 
 _ALL = (
     Benchmark("transfer", "a chunk to a decode rank over Mooncake TCP: token round-robin, packed, blocks, grouped"),
+    Benchmark("direct_or_packed", "the same by the bytes of a block: as it lies, or packed by SGLang's code"),
     Benchmark("planning", "which rows go where: SGLang's plan by tokens, and runs"),
     Benchmark("decode_metadata", "this rank's lengths and rows, once a decode step (CPU)"),
     Benchmark("imbalance", "rows of the fullest rank over the mean, for mixes of request lengths"),
     Benchmark("memory", "pack buffers, and rows that no token fills"),
     Benchmark("grouping", "what --dcp-group-pages adds to scheduling a chunk, in SGLang's own prefill scheduler"),
+    Benchmark("end_to_end", "real prefill and decode servers on the CPU", quick=False),
+    Benchmark("fragmentation", "segments while pools fill and age, for orders of pages", quick=False),
 )
 
 BENCHMARKS: Mapping[str, Benchmark] = {benchmark.name: benchmark for benchmark in _ALL}

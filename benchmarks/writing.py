@@ -126,7 +126,7 @@ def _grouped(number: int | None) -> str:
 def _ratio(row: Row) -> str:
     if row.way == row.baseline:
         return "1"
-    return f"{row.ratio:.2f}" + (" (loses)" if row.ratio < 1 else "")
+    return f"{row.ratio:.2f}" + (" (loses)" if row.loses else "")
 
 
 def _spread(row: Row, unit: str) -> str:
