@@ -29,10 +29,10 @@ GQA, MLA = "Triton: lengths and row indices", "FlashInfer MLA: lengths and index
 BATCHES = ((1, 100), (8, 1024), (8, 16384), (64, 1024))  # requests, tokens of each
 
 READING = f"""
-What one of {P} ranks computes once a decode step, before attention: how many tokens of each request are its own, and in which rows they lie.
-SGLang's functions for token round-robin against the plugin's, which replace them. **CPU only**: kernels of both sides run in Triton's interpreter,
-where a program costs about a millisecond whatever it does, so times say little about GPUs. *launches* and *syncs* do: they are what a
-GPU would be asked to do, counted.
+What one of {P} ranks computes once a decode step, before attention: how many tokens of each request are its own, and
+in which rows they lie. SGLang's functions for token round-robin against the plugin's, which replace them. **CPU
+only**: kernels of both sides run in Triton's interpreter, where a program costs about a millisecond whatever it does,
+so times say little about GPUs. *launches* and *syncs* do: they are what a GPU would be asked to do, counted.
 """
 
 
@@ -63,7 +63,7 @@ def _as_rank() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(active, "_layout", DcpLayout(P, BLOCK)))
         for module in (upstream_layout, upstream_planner, upstream_context):
-            stack.enter_context(mock.patch.object(module, "get_parallel", lambda: parallel))
+            stack.enter_context(mock.patch.object(module, "get_parallel", return_value=parallel))
         yield
 
 

@@ -1,4 +1,4 @@
-"""Blocks as they lie, or packed first? Both ways through the plugin's sender over real Mooncake TCP, by the bytes of a block."""
+"""Blocks as they lie, or packed first? Both ways through the plugin's sender over Mooncake TCP, by the bytes of a block."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ DIRECT, PACKED = "as it lies", "packed"
 THRESHOLDS = {DIRECT: "0", PACKED: str(2**40)}  # bytes of a block
 
 READING = f"""
-A chunk of {TOKENS:,} tokens in {LAYERS} layers to one rank of DCP {P}, pages of {PAGE} tokens in no order on the prefill server. **{PACKED}** is SGLang's own code
-for pack buffers, with the gather done on the host, as its kernel is for CUDA; the plan is by blocks. Its rows are still cut where a page of the
-decode server ends, unless those pages happen to be adjacent. docs/adr/0002-direct-or-packed.md says what follows.
+A chunk of {TOKENS:,} tokens in {LAYERS} layers to one rank of DCP {P}, pages of {PAGE} tokens in no order on the
+prefill server. **{PACKED}** is SGLang's own code for pack buffers, with the gather done on the host, as its kernel is
+for CUDA; the plan is by blocks. Its rows are still cut where a page of the decode server ends, unless those pages
+happen to be adjacent. docs/adr/0002-direct-or-packed.md says what follows.
 """
 
 

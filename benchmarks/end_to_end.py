@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,7 +18,7 @@ from sglang_dcp_block.cpu.checkpoints import CONFIGS, write_tiny
 from sglang_dcp_block.cpu.smollm2 import cache_root
 from sglang_dcp_block.demo.pd.client import Reply, ask_pair
 from sglang_dcp_block.demo.pd.counters import Sent, parse, sent_between
-from sglang_dcp_block.demo.pd.plan import BOOTSTRAP_PORT, DECODE, OVER_MOONCAKE, PREFILL
+from sglang_dcp_block.demo.pd.plan import BOOTSTRAP_PORT, DECODE, PREFILL
 from sglang_dcp_block.demo.plan import Case, random_ids
 from sglang_dcp_block.demo.report import TOLERANCE, answer_difference
 from sglang_dcp_block.demo.run import built
@@ -36,13 +35,14 @@ MODEL = (
 GROUP = ("--dcp-group-pages", str(P))
 
 READING = f"""
-One prefill server with `--dcp-group-pages {P}` and two decode servers of {P} ranks, one with token round-robin, one with blocks of a page of {PAGE}
-tokens, over Mooncake TCP: real SGLang, a tiny random MLA model, kernels in Triton's interpreter. Each prompt goes to both decode servers in
-turns, with the prefill server's cache emptied in between; log-probabilities of the two must agree within {TOLERANCE:.0e} before anything counts.
-*segments* and *bytes* are of one prompt, counted where they are handed to Mooncake.
+One prefill server with `--dcp-group-pages {P}` and two decode servers of {P} ranks, one with token round-robin, one
+with blocks of a page of {PAGE} tokens, over Mooncake TCP: real SGLang, a tiny random MLA model, kernels in Triton's
+interpreter. Each prompt goes to both decode servers in turns, with the prefill server's cache emptied in between;
+log-probabilities of the two must agree within {TOLERANCE:.0e} before anything counts. *segments* and *bytes* are of
+one prompt, counted where they are handed to Mooncake.
 
-Almost all of a request's time is the interpreter's, and the waiting decode server keeps a core busy meanwhile: this shows that the whole
-works and what is sent, not what a GPU server gains.
+Almost all of a request's time is the interpreter's, and the waiting decode server keeps a core busy meanwhile: this
+shows that the whole works and what is sent, not what a GPU server gains.
 """
 
 
@@ -112,7 +112,5 @@ def measure(full: bool) -> Result:
                     case = {"measured": what, "layers": layers, "tokens": tokens, "transfers": sent.transfers}
                     rows.append(Row(way, case, found, TOKENS, spreads[TOKENS].p50, sent.num_bytes, sent.segments))
     most = max((row.segments or 0) / (int(row.case["transfers"]) * layers) for row in rows if row.way == GROUPED)
-    checks = (
-        Check("segments a rank and layer of a chunk, grouped blocks, at most over all prompts", most, 1, at_most=True),
-    )
+    checks = (Check("segments a rank and layer of a chunk, grouped, at most over all prompts", most, 1, at_most=True),)
     return Result("end_to_end", "Prefill and decode servers, end to end", "s", READING, rows, checks)

@@ -94,10 +94,11 @@ def measure(full: bool) -> Result:
         parameters |= {"requests": SHORT_REQUESTS, "fills": list(SHORT_FILLS)}
     found, dcp_size = list(replays(parameters, full)), parameters["dcp_size"]
     reading = (
-        f"Transfers of {LONG_PAGES} pages or more in the second half of a replay of {parameters['requests']} requests (seed {parameters['seed']}, "
-        f"other parameters in benchmarks/fragmentation.json) through SGLang's own allocator and radix tree of both servers, DCP {dcp_size}, blocks of "
-        f"a page of {parameters['page_tokens']} tokens. Percentiles and means are of segments a rank and layer; *mean_into_adjacent* is what they would be "
-        "were the decode server's pages side by side. A segment more or less says nothing about seconds."
+        f"Transfers of {LONG_PAGES} pages or more in the second half of a replay of {parameters['requests']} requests (seed "
+        f"{parameters['seed']}, other parameters in benchmarks/fragmentation.json) through SGLang's own allocator and radix "
+        f"tree of both servers, DCP {dcp_size}, blocks of a page of {parameters['page_tokens']} tokens. Percentiles and "
+        "means are of segments a rank and layer; *mean_into_adjacent* is what they would be were the decode server's pages side "
+        "by side. A segment more or less says nothing about seconds."
     )
     return Result(
         "fragmentation", "Segments of a transfer in pools that fragment", "segments", reading, list(rows(found, dcp_size)),

@@ -8,7 +8,7 @@ import random  # isort: skip
 import statistics
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,14 +25,16 @@ STOCK, GROUPED = "stock", f"--dcp-group-pages {P}"
 WHOLE, ALLOCATION = "a pass of the scheduler's loop", "allocation, with the merge of freed pages"
 
 READING = f"""
-SGLang's own scheduler of a prefill server in one process on the CPU: its real loop, queues, radix cache, pools ({POOL_PAGES:,} pages of {PAGE}
-tokens) and KV bookkeeping. Only two things are missing: the model's forward pass, and a transfer. Each pass of the loop takes a new prompt of
-{TOKENS:,} tokens as one chunk: match with the cache, evict, admit, allocate, write the request table, build the batch, hand the pages over,
-leave them to the cache, answer. The pool is full, so each allocation merges freed pages: the most that the flag ever costs. Passes take
-turns, with the flag's hooks on and off; times are CPU time of the scheduler's thread.
+SGLang's own scheduler of a prefill server in one process on the CPU: its real loop, queues, radix cache, pools
+({POOL_PAGES:,} pages of {PAGE} tokens) and KV bookkeeping. Only two things are missing: the model's forward pass, and
+a transfer. Each pass of the loop takes a new prompt of {TOKENS:,} tokens as one chunk: match with the cache, evict,
+admit, allocate, write the request table, build the batch, hand the pages over, leave them to the cache, answer. The
+pool is full, so each allocation merges freed pages: the most that the flag ever costs. Passes take turns, with the
+flag's hooks on and off; times are CPU time of the scheduler's thread.
 
-On a GPU the allocation is one kernel of SGLang's and two of the plugin's. Here both sides' kernels are their plain torch twins, and SGLang's own
-is slow, so the figure is also given with SGLang's allocation left out of what it is compared with.
+On a GPU the allocation is one kernel of SGLang's and two of the plugin's. Here both sides' kernels are their plain
+torch twins, and SGLang's own is slow, so the figure is also given with SGLang's allocation left out of what it is
+compared with.
 """
 
 
@@ -43,17 +45,18 @@ class _Hooks:
         self.allocator: Any = allocator
         self.extend, self.merge = self.allocator.alloc_extend, self.allocator.merge_and_sort_free
         self.seconds: list[float] = []
+        self.merges: list[bool] = []  # whether it merged freed pages
 
     def put(self, grouped: bool) -> None:
         extend, merge = self.extend, self.merge
-        ours: Callable[..., Any] = lambda allocator, *args: group_pages.alloc_in_order(extend, allocator, *args)
-        chosen = ours if grouped else extend
 
         def timed(allocator: Any, *args: Any, **kwargs: Any) -> Any:
             args = (*args, *kwargs.values())
+            freed = bool(allocator.staged_pages)
             begin = time.thread_time()
-            taken = chosen(allocator, *args)
+            taken = group_pages.alloc_in_order(extend, allocator, *args) if grouped else extend(allocator, *args)
             self.seconds.append(time.thread_time() - begin)
+            self.merges.append(freed and not allocator.staged_pages)
             return taken
 
         self.allocator.alloc_extend = timed
@@ -85,8 +88,9 @@ def passes(rounds: int) -> dict[str, dict[str, list[float]]]:
     finally:
         hooks.remove()
         active.group_pages, launch.INTERPRETED = before
-    if len(hooks.seconds) != len(whole):
-        raise RuntimeError(f"expected an allocation a pass, got {len(hooks.seconds)} in {len(whole)} passes")
+    if len(hooks.seconds) != len(whole) or not all(hooks.merges[warm_up:]):
+        seen = f"{len(hooks.seconds)} allocations, {sum(hooks.merges)} of them with a merge, in {len(whole)} passes"
+        raise RuntimeError(f"expected an allocation with a merge of freed pages a pass, got {seen}")
     return {
         what: {STOCK: seconds[warm_up::2], GROUPED: seconds[warm_up + 1 :: 2]}
         for what, seconds in ((WHOLE, whole), (ALLOCATION, hooks.seconds))
@@ -115,7 +119,8 @@ def counts(merging: bool) -> tuple[int, int]:
             arguments = (*lens, torch.tensor([-1]), TOKENS)
             with counted() as count:
                 taken = group_pages.alloc_in_order(extend, pool, *arguments) if grouped else extend(pool, *arguments)
-            assert taken is not None and len(taken) == TOKENS
+            assert taken is not None
+            assert len(taken) == TOKENS
             found.append((count.total, count.syncs))
     finally:
         active.group_pages, Allocator.merge_and_sort_free = before
@@ -143,7 +148,8 @@ def measure(full: bool) -> Result:
         Check("time added to a chunk, % of SGLang's pass", 100 * added / whole, 5, at_most=True),
     )
     more = (
-        f"Added to an allocation: {added * 1e3:.3f} ms, {added / whole:.1%} of SGLang's pass, {added / (whole - own):.1%} of the pass without "
-        f"its own allocation. An allocation that merges freed pages launches {merge_launches} more, {launches} of them for the order of its pages."
+        f"Added to an allocation: {added * 1e3:.3f} ms, {added / whole:.1%} of SGLang's pass, {added / (whole - own):.1%} "
+        f"of the pass without its own allocation. An allocation that merges freed pages launches {merge_launches} more, "
+        f"{launches} of them for the order of its pages."
     )
     return Result("grouping", "Cost of --dcp-group-pages to the scheduler", "s", READING, rows, checks, more)

@@ -60,7 +60,7 @@ def _chunk(layers: int) -> dict[str, str]:
 
 FIGURES = (
     *(
-        Figure(f"16,384 tokens, {layers} layers, to one of 8 ranks", "transfer", _chunk(layers), _RR, _GROUPED, "p50_s", "ms")
+        Figure(f"16,384 tokens, {layers} layers, to a rank of 8", "transfer", _chunk(layers), _RR, _GROUPED, "p50_s", "ms")
         for layers in (8, 61)
     ),
     Figure("its segments, 61 layers", "transfer", _chunk(61), _RR, _GROUPED, "segments", ""),

@@ -19,10 +19,10 @@ BLOCKS = (1, 8, 16, 64, 256, 512)
 STOCK, SPLIT = "token round-robin", "contiguous split"
 
 READING = f"""
-{REQUESTS} requests at once on {P} ranks: rows of the fullest rank over the mean, 1 is even. Percentiles are over batches drawn from a mix.
-Attention waits for the fullest rank, and a pool is full when one rank's is. All requests begin at rank 0, so blocks much longer than
-the requests pile them up there. **{SPLIT}** cuts a prompt into {P} parts once and appends the answer to the last one, as no row may move later.
-Computed from the layout, not timed.
+{REQUESTS} requests at once on {P} ranks: rows of the fullest rank over the mean, 1 is even. Percentiles are over
+batches drawn from a mix. Attention waits for the fullest rank, and a pool is full when one rank's is. All requests
+begin at rank 0, so blocks much longer than the requests pile them up there. **{SPLIT}** cuts a prompt into {P} parts
+once and appends the answer to the last one, as no row may move later. Computed from the layout, not timed.
 """
 
 

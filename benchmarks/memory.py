@@ -24,13 +24,13 @@ CHUNKS = (8192, 32768)
 LENGTHS = (1, 100, 1000, 16384, 131072)
 
 READING = f"""
-**{STAGING}**: what SGLang allocates on a GPU for a decode server of {P} ranks, by its own function, for {QUEUES} transfer queues, and chunks of
-at most so many tokens; and whether it is asked to for a decode server with blocks, by the plugin's hook on the function that allocates.
-Blocks of 8 tokens are below the limit from which blocks are sent as they lie (docs/adr/0002-direct-or-packed.md), so they are packed as token
-round-robin is.
+**{STAGING}**: what SGLang allocates on a GPU for a decode server of {P} ranks, by its own function, for {QUEUES}
+transfer queues, and chunks of at most so many tokens; and whether it is asked to for a decode server with blocks, by
+the plugin's hook on the function that allocates. Blocks of 8 tokens are below the limit from which blocks are sent as
+they lie (docs/adr/0002-direct-or-packed.md), so they are packed as token round-robin is.
 
-**{ROUNDING}**: memory is handed out in virtual pages of {PAGE} × {P} tokens, in both layouts, so this is not a cost of blocks: the bytes are the
-same. It is here because it is the larger part for short requests.
+**{ROUNDING}**: memory is handed out in virtual pages of {PAGE} × {P} tokens, in both layouts, so this is not a cost
+of blocks: the bytes are the same. It is here because it is the larger part for short requests.
 """
 
 
@@ -48,8 +48,8 @@ def staging(row_bytes: int, layers: int, chunk: int, block: int) -> int:
         return [size] * count
 
     with (
-        mock.patch.object(conn, "max_prefill_buffer_tokens", lambda: chunk),
-        mock.patch.object(conn, "get_device", lambda: SimpleNamespace(device="cuda")),
+        mock.patch.object(conn, "max_prefill_buffer_tokens", return_value=chunk),
+        mock.patch.object(conn, "get_device", return_value=SimpleNamespace(device="cuda")),
         mock.patch.object(dcp_pack, "init_dcp_pack_buffers", allocate),
     ):
         peer.registering(Registration(P, 0, block, []))

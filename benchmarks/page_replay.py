@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from paged_server import PagedServer, Request, pages_of
 from sglang_dcp_block.dcp.layout import DcpLayout

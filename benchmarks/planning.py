@@ -20,9 +20,9 @@ TOKENS = (64, 1024, 16384, 131072, 1048576)
 STOCK, OURS = "SGLang's plan, by tokens", f"runs of blocks of {BLOCK}"
 
 READING = f"""
-Which rows of the prefill server go where on decode rank {RANK} of {P}; pages of {PAGE} tokens in no order on either side, the worst case for
-both. SGLang lists the rows of the rank and groups neighbours among them; the plugin computes runs from the page lists. CPU, one thread. Where
-SGLang packs, it needs the list of rows for its gather too.
+Which rows of the prefill server go where on decode rank {RANK} of {P}; pages of {PAGE} tokens in no order on either
+side, the worst case for both. SGLang lists the rows of the rank and groups neighbours among them; the plugin computes
+runs from the page lists. CPU, one thread. Where SGLang packs, it needs the list of rows for its gather too.
 """
 
 

@@ -1,4 +1,4 @@
-"""SGLang's own prefill scheduler in this process: its real loop, queues, pools and cache, with a model that computes nothing.
+"""SGLang's own prefill scheduler in this process: real loop, queues, pools and cache, and a model that computes nothing.
 
 Requests name SGLang's own host for transfers that send nothing, so each is done in the pass of the loop that prefills it.
 """

@@ -1,4 +1,4 @@
-"""One chunk of a prompt to one decode rank over real Mooncake TCP: token round-robin, blocks, and what no layout can beat."""
+"""A chunk of a prompt to one decode rank over real Mooncake TCP: token round-robin, blocks, and what no layout can beat."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ TOKENS, PACKED, GROUPED, ONE, MEMCPY = (
 )
 
 READING = f"""
-One chunk of a prompt to decode rank {RANK} of {P}, which holds the most of any prompt, from one process to another over Mooncake TCP on
-loopback. Pages have {PAGE} tokens, or as many as a block that is longer; both pools were never used, so pages ascend. Every row that
-arrives is compared with its source, outside the timed part, in every round. The ways take turns.
+One chunk of a prompt to decode rank {RANK} of {P}, which holds the most of any prompt, from one process to another
+over Mooncake TCP on loopback. Pages have {PAGE} tokens, or as many as a block that is longer; both pools were never
+used, so pages ascend. Every row that arrives is compared with its source, outside the timed part, in every round. The
+ways take turns.
 
 - **{TOKENS}**: SGLang's layout and SGLang's own sender, a segment a row, in batches that the transport's queue holds.
-- **{PACKED}**: the same rows, gathered on the host, then sent as one segment a layer; the least that packing could cost without a
-  GPU: no plan, no copy to the device. It holds every byte twice.
+- **{PACKED}**: the same rows, gathered on the host, then sent as one segment a layer; the least that packing could
+  cost without a GPU: no plan, no copy to the device. It holds every byte twice.
 - **blocks of B**: the plugin's sender, runs as they lie.
 - **{GROUPED}**: the same with pages in the order of `--dcp-group-pages {P}`.
 - **{ONE}**: bytes that lie in one piece a layer already, straight to Mooncake: what the transport itself costs.
 - **{MEMCPY}**: the same bytes copied within this machine's memory, by one thread: what no transport can beat here.
 
-*bytes* are those of this rank: blocks longer than a short prompt's share put more on rank {RANK} than token round-robin does. *segments* were
-counted at the call of Mooncake, *staged* are bytes that were sent from anywhere but the KV pool. A segment costs the most over TCP: it is an
-acknowledged round trip. Other transports have other ratios.
+*bytes* are those of this rank: blocks longer than a short prompt's share put more on rank {RANK} than token
+round-robin does. *segments* were counted at the call of Mooncake, *staged* are bytes that were sent from anywhere but
+the KV pool. A segment costs the most over TCP: it is an acknowledged round trip. Other transports have other ratios.
 """
 
 
