@@ -17,7 +17,7 @@ import sglang.srt.runtime_context as upstream_context
 import torch
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
-from benchmarks.record import Check, Result, Row
+from benchmarks.record import Check, Result, Row, Value
 from benchmarks.timing import in_turns, spread
 from counting import counted
 from sglang_dcp_block.dcp.layout import DcpLayout
@@ -74,7 +74,7 @@ def _rows(what: str, requests: int, tokens: int, ways: Mapping[str, Callable[[],
             call()
     spreads = {way: spread(seconds) for way, seconds in in_turns(ways, rounds).items()}
     for way, times in spreads.items():
-        case = {"metadata": what, "requests": requests, "tokens": tokens}
+        case: dict[str, Value] = {"metadata": what, "requests": requests, "tokens": tokens}
         case |= {"launches": counts[way].total, "syncs": counts[way].syncs}
         yield Row(way, case, times, STOCK, spreads[STOCK].p50)
 

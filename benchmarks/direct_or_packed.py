@@ -7,6 +7,7 @@ from benchmarks import environment  # noqa: F401  # before what follows
 import os  # isort: skip
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -15,7 +16,7 @@ from servers import Pool, Registration, make_manager, send
 from sglang.srt.disaggregation.common import dcp_pack
 
 import reference
-from benchmarks.record import Result, Row
+from benchmarks.record import Result, Row, Value
 from benchmarks.sender import Handed, WatchedEngine, connected
 from benchmarks.timing import in_turns, spread
 from sglang_dcp_block.patches.mooncake_pack import ENVIRONMENT
@@ -83,10 +84,10 @@ def _rows(engine: WatchedEngine, receiver: Any, row_bytes: int, adjacent: bool, 
 
     packing = HostPacking(source, TOKENS // P)
     with mock.patch.object(dcp_pack, "try_pack_dcp_src", packing), mock.patch.dict(os.environ):
-        seconds = in_turns({name: lambda name=name: call(name) for name in calls}, rounds, around=verified)
+        seconds = in_turns({name: partial(call, name) for name in calls}, rounds, around=verified)
     spreads = {name: spread(samples) for name, samples in seconds.items()}
     for name, (block, way) in calls.items():
-        case = {"row_bytes": row_bytes, "block": block, "block_bytes": block * row_bytes}
+        case: dict[str, Value] = {"row_bytes": row_bytes, "block": block, "block_bytes": block * row_bytes}
         case |= {"decode_pages": "adjacent" if adjacent else "scattered", "staged": handed[name].staged_bytes}
         packed = spreads[f"{block} {PACKED}"].p50
         yield Row(way, case, spreads[name], PACKED, packed, handed[name].num_bytes, handed[name].segments)

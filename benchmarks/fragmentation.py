@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.page_orders import LEFT_OUT, ORDERS, installed
 from benchmarks.page_replay import Transfer, replay
-from benchmarks.record import Result, Row
+from benchmarks.record import Result, Row, Value
 from benchmarks.timing import spread
 
 PARAMETERS = Path(__file__).with_suffix(".json")
@@ -60,7 +60,7 @@ def rows(found: list[Replay], dcp_size: int) -> Iterator[Row]:
     for one in found:
         long = one.long()
         stock = next(other for other in found if other.fill == one.fill and other.order == ORDERS[0].name).long()
-        case = {
+        case: dict[str, Value] = {
             "fill": f"{one.fill:.0%}",
             "pages_a_rank": round(statistics.mean(t.pages for t in long) / dcp_size, 1),
             "mean": round(statistics.mean(t.segments for t in long) / dcp_size, 2),
@@ -97,8 +97,8 @@ def measure(full: bool) -> Result:
         f"Transfers of {LONG_PAGES} pages or more in the second half of a replay of {parameters['requests']} requests (seed "
         f"{parameters['seed']}, other parameters in benchmarks/fragmentation.json) through SGLang's own allocator and radix "
         f"tree of both servers, DCP {dcp_size}, blocks of a page of {parameters['page_tokens']} tokens. Percentiles and "
-        "means are of segments a rank and layer; *mean_into_adjacent* is what they would be were the decode server's pages side "
-        "by side. A segment more or less says nothing about seconds."
+        "means are of segments a rank and layer; *mean_into_adjacent* is what they would be were the decode server's pages "
+        "side by side. A segment more or less says nothing about seconds."
     )
     return Result(
         "fragmentation", "Segments of a transfer in pools that fragment", "segments", reading, list(rows(found, dcp_size)),

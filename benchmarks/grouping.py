@@ -41,8 +41,8 @@ compared with.
 class _Hooks:
     """Puts the hooks of the flag on the allocator's class, or takes them off; times each allocation."""
 
-    def __init__(self, allocator: type) -> None:
-        self.allocator: Any = allocator
+    def __init__(self, allocator: Any) -> None:
+        self.allocator = allocator
         self.extend, self.merge = self.allocator.alloc_extend, self.allocator.merge_and_sort_free
         self.seconds: list[float] = []
         self.merges: list[bool] = []  # whether it merged freed pages

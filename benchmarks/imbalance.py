@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,13 +80,8 @@ def split(lengths: list[tuple[int, int]], ranks: int) -> Any:
 def ways() -> Iterator[tuple[str, int, Callable[[list[tuple[int, int]]], Any]]]:
     """(name, block, rows of each rank)."""
     for block in BLOCKS:
-        layout = DcpLayout(P, block)
-        yield (
-            STOCK if block == 1 else f"blocks of {block}",
-            block,
-            lambda lengths, layout=layout: dealt(lengths, layout),
-        )
-    yield SPLIT, 0, lambda lengths: split(lengths, P)
+        yield STOCK if block == 1 else f"blocks of {block}", block, partial(dealt, layout=DcpLayout(P, block))
+    yield SPLIT, 0, partial(split, ranks=P)
 
 
 def draw(rows: list[Row], figure: Any) -> None:

@@ -21,12 +21,13 @@ class Machine:
     memory_bytes: int
     system: str
     load_before: float  # runnable processes, mean of the last minute, before the suite began
+    niceness: int  # of this process; negative where it goes before others
 
     def __str__(self) -> str:
         """In one line."""
         return (
             f"{self.cores} × {self.processor}, {self.memory_bytes / 2**30:.0f} GiB of memory, {self.system}; "
-            f"load average before: {self.load_before:.1f}"
+            f"load average before: {self.load_before:.1f}{f', nice {self.niceness}' if self.niceness else ''}"
         )
 
 
@@ -43,6 +44,7 @@ def machine() -> Machine:
         os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         f"{platform.system()} {platform.machine()}",
         os.getloadavg()[0],
+        os.nice(0),
     )
 
 

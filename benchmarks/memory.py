@@ -12,7 +12,7 @@ from unittest import mock
 from servers import Registration
 from sglang.srt.disaggregation.common import conn, dcp_pack
 
-from benchmarks.record import Check, Result, Row, Spread
+from benchmarks.record import Check, Result, Row, Spread, Value
 from sglang_dcp_block.patches import peer, register
 from sglang_dcp_block.patches.pd_points import SENDER_POINTS
 
@@ -76,7 +76,7 @@ def _rows() -> Iterator[Row]:
             packed = staging(row_bytes, layers, chunk, 1)
             for way, block in ((TOKENS, 1), ("blocks of 8", 8), ("blocks of 64", 64)):
                 size = staging(row_bytes, layers, chunk, block)
-                case = {"memory": STAGING, "model": name, "tokens": chunk, "block": block}
+                case: dict[str, Value] = {"memory": STAGING, "model": name, "tokens": chunk, "block": block}
                 yield Row(way, case, Spread.exactly(size), TOKENS, packed, size)
     name, layers, row_bytes = SHAPES[0]
     for tokens in LENGTHS:

@@ -47,7 +47,7 @@ class Trace:
     def size(self, name: str) -> int:
         """Log-uniform between the two lengths of a parameter."""
         low, high = self.parameters[name]
-        return max(1, int(math.exp(self.rng.uniform(math.log(low), math.log(high)))) // self.scale)
+        return max(1, int(math.exp(self.rng.uniform(math.log(low), math.log(high)))) // int(self.scale))
 
     def text(self, length: int) -> array[int]:
         """Tokens that no other text has."""

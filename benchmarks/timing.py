@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
 from benchmarks.record import Spread
+
+SELDOM = 3  # rounds between two of a slow way
 
 
 def spread(samples: Sequence[float]) -> Spread:
@@ -27,6 +29,7 @@ def in_turns(
     rounds: int,
     *,
     around: Callable[[str, int], AbstractContextManager[object]] = lambda way, round_: nullcontext(),
+    slow: Collection[str] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Way -> seconds of each round.
@@ -36,12 +39,15 @@ def in_turns(
     Args:
         around: a context for each call, given (way, round), whose two ends are outside the timed part: it prepares, and
             checks what was done. What it raises ends the measurement.
+        slow: ways that take part in every third round only, the first one included.
     """
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     names = list(ways)
     for round_ in range(rounds + 1):
         first = round_ % max(len(names), 1)
         for way in names[first:] + names[:first]:
+            if way in slow and round_ and round_ % SELDOM != 1:
+                continue
             with around(way, round_):
                 begin = clock()
                 ways[way]()

@@ -53,7 +53,7 @@ class TestRecord:
     def test_one_row_is_found_or_none_is(self) -> None:
         rows = [row("ours", 1.0, tokens=1), row("ours", 2.0, tokens=2), row("stock", 8.0, tokens=1)]
         assert find(rows, "ours", tokens=2) is rows[1]
-        with pytest.raises(LookupError, match="expected one row of 'ours' with {}, got 2"):
+        with pytest.raises(LookupError, match=r"expected one row of 'ours' with \{\}, got 2"):
             find(rows, "ours")
 
 
@@ -67,7 +67,11 @@ class TestTiming:
     def test_ways_take_turns_and_each_begins_once(self) -> None:
         seen: list[str] = []
         in_turns({name: lambda name=name: seen.append(name) for name in "abc"}, rounds=2)
-        assert "".join(seen) == "abc" "bca" "cab"
+        assert "".join(seen) == "abcbcacab"
+
+    def test_slow_ways_sit_out(self) -> None:
+        seconds = in_turns({"a": lambda: None, "b": lambda: None}, rounds=7, slow=["b"])
+        assert {way: len(samples) for way, samples in seconds.items()} == {"a": 7, "b": 3}
 
     def test_what_is_around_is_not_timed_nor_is_the_first_round(self) -> None:
         now = 0.0
