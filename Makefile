@@ -24,7 +24,7 @@ SAY_IF_NOT = @$(LOADS_MOONCAKE) || echo 'LEFT OUT: $(MOONCAKE), because Mooncake
 .PHONY: help venv demo demo-real demo-pd test test-all check bench bench-full readme-table gpu-check docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 	@echo
 	@echo 'variables: PYTHON=python3.11  ARGS="--part tiny" (demo), ARGS="--dcp 2" (demo-pd) or ARGS="-k layout" (test)'
 
