@@ -115,6 +115,7 @@ class TestWriting:
         checks = (Check("one", 1, 2, at_most=True), Check("two", 3, 2, at_most=True))
         page = as_markdown(result(row("stock", 8.0), row("ours", 16.0), checks=checks), FROM, has_plot=True)
         assert "- one: 1 (≤ 2: holds)\n- two: 3 (≤ 2: DOES NOT HOLD)" in page
+        assert "| way | tokens | bytes | segments | p20 / p50 / p80, ms | baseline | ratio |" in page
         assert "| stock | 5 | 96 | 3 | 4,000 / 8,000 / 16,000 | stock | 1 |" in page
         assert "| ours | 5 | 96 | 3 | 8,000 / 16,000 / 32,000 | stock | 0.50 (loses) |" in page
         assert all(text in page for text in (FROM.command, FROM.versions, FROM.machine, FROM.load, "(name.png)"))
