@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 
 from sglang_dcp_block.cpu.environment import PRELOAD, cpu_environment
+
+warnings.simplefilter("ignore", UserWarning)  # of what only a GPU has
 
 ROOT = Path(__file__).parents[1]
 

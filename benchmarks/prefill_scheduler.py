@@ -84,6 +84,8 @@ def run(
             scheduler.gracefully_exit = True
             return []
         scheduler.process_input_requests([_request(number, prompt)])
+        for request in scheduler.disagg_prefill_bootstrap_queue.queue:
+            request.skip_radix_cache_insert = False  # as SGLang has it for its own host, that of warm-up requests
         before(number)
         begins.append(clock())
         return []
