@@ -10,12 +10,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.machine import commit, machine, versions
+from benchmarks.machine import machine, versions
 from benchmarks.suite import BENCHMARKS
 from benchmarks.writing import Provenance, write
 from sglang_dcp_block.demo.progress import Steps
 
-ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 PROGRAM = "python -m benchmarks"
 
@@ -67,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     console, names = Console(), chosen(args.full, args.only)
     args.into.mkdir(parents=True, exist_ok=True)
-    where = str(machine()), commit(ROOT)
+    where = str(machine())
     failed: list[str] = []
     with Steps(console, len(names)) as steps:
         for name in names:
@@ -75,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 result = BENCHMARKS[name].measure(args.full)
             command = command_of(args.full, [name] if args.only else None)
             load = f"load average {os.getloadavg()[0]:.1f}"
-            if not write(result, Provenance(command, versions(), *where, load), args.into) and result.draw:
+            if not write(result, Provenance(command, versions(), where, load), args.into) and result.draw:
                 steps.say("      no plot: matplotlib is not installed (pip install -r requirements/benchmarks.txt)")
             for check in result.checks:
                 steps.say(f"      {check}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -57,12 +56,3 @@ def versions() -> str:
         except metadata.PackageNotFoundError:
             continue
     return ", ".join(found)
-
-
-def commit(root: Path) -> str:
-    """The commit of the measured code, or "unknown" outside a checkout; with ``-dirty`` where files differ from it."""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"

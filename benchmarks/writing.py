@@ -17,7 +17,6 @@ class Provenance:
     command: str
     versions: str
     machine: str
-    commit: str
     load: str  # while this one ran
 
 
@@ -54,8 +53,7 @@ def as_markdown(result: Result, provenance: Provenance, *, has_plot: bool) -> st
     """A page: what was measured, on what, what must hold, the rows; those that lose are marked."""
     parts = [
         f"# {result.title}",
-        f"`{provenance.command}`, commit {provenance.commit}\\\n{provenance.machine}; while it ran: {provenance.load}\\\n"
-        f"{provenance.versions}",
+        f"`{provenance.command}`\\\n{provenance.machine}; while it ran: {provenance.load}\\\n{provenance.versions}",
         result.reading,
     ]
     if result.checks:

@@ -19,7 +19,7 @@ from benchmarks.timing import in_turns, spread
 from benchmarks.writing import Provenance, as_csv, as_markdown, write
 
 ROOT = Path(__file__).parents[2]
-FROM = Provenance("python -m benchmarks", "python 3, sglang 0", "2 × processor", "abc", "load average 0.1")
+FROM = Provenance("python -m benchmarks", "python 3, sglang 0", "2 × processor", "load average 0.1")
 
 
 def row(way: str, p50: float, baseline_p50: float = 8.0, **case: int) -> Row:
