@@ -64,10 +64,13 @@ class TestTiming:
         with pytest.raises(ValueError, match="expected one or more"):
             spread([])
 
-    def test_ways_take_turns_and_each_begins_once(self) -> None:
+    def test_ways_take_turns_in_changing_orders(self) -> None:
         seen: list[str] = []
-        in_turns({name: lambda name=name: seen.append(name) for name in "abc"}, rounds=2)
-        assert "".join(seen) == "abcbcacab"
+        in_turns({name: lambda name=name: seen.append(name) for name in "abcd"}, rounds=9)
+        rounds = ["".join(seen[i : i + 4]) for i in range(0, len(seen), 4)]
+        assert all("".join(sorted(names)) == "abcd" for names in rounds)
+        assert len(rounds) == 10
+        assert len(set(rounds)) > 5
 
     def test_slow_ways_sit_out(self) -> None:
         seconds = in_turns({"a": lambda: None, "b": lambda: None}, rounds=7, slow=["b"])
