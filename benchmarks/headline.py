@@ -93,26 +93,27 @@ def shown(value: float, unit: str) -> str:
 
     >>> shown(0.0123, "ms"), shown(9210691584, "GiB"), shown(124928, ""), shown(1.18, "")
     ('12.3 ms', '8.58 GiB', '124,928', '1.18')
+    >>> shown(0, "GiB")
+    'none'
     """
     value /= {"ms": 1e-3, "GiB": 2**30, "": 1}[unit]
-    if value and abs(value) < 0.995:
-        text = f"{value:.2g}"
-    elif abs(value) >= 100 or value == int(value):
-        text = f"{value:,.0f}"
-    else:
-        text = f"{value:.3g}"
-    return f"{text} {unit}".strip()
+    return f"{_number(value)} {unit}".strip() if value else "none"
 
 
 def compared(stock: float, ours: float) -> str:
     """How many times less ours is; or that it is more.
 
     >>> compared(30, 1), compared(1, 1.18), compared(5, 0)
-    ('÷ 30', '× 1.18', 'none')
+    ('÷ 30', '× 1.18', '')
     """
     if ours == 0:
-        return "none"
-    return f"÷ {stock / ours:.3g}" if stock >= ours else f"× {ours / stock:.3g}"
+        return ""
+    return f"÷ {_number(stock / ours)}" if stock >= ours else f"× {_number(ours / stock)}"
+
+
+def _number(value: float) -> str:
+    """Three digits, or all of the whole part."""
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def table(results: Path = RESULTS) -> str:
