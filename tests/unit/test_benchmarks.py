@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import doctest
 import io
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as cli
-from benchmarks import headline
+from benchmarks import headline, imbalance, timing, writing
 from benchmarks.headline import BEGIN, END, Figure
 from benchmarks.machine import machine, versions
 from benchmarks.record import Check, Result, Row, Spread, find
@@ -28,6 +29,13 @@ def row(way: str, p50: float, baseline_p50: float = 8.0, **case: int) -> Row:
 
 def result(*rows: Row, **more) -> Result:
     return Result("name", "Title", "s", "How to read.", rows, **more)
+
+
+@pytest.mark.parametrize("module", [headline, imbalance, timing, writing], ids=lambda module: module.__name__)
+def test_examples(module) -> None:
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 class TestRecord:
