@@ -9,6 +9,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PLOTS := $(VENV)/.installed-for-benchmarks
 REQUIREMENTS := requirements/cpu.txt requirements/cpu-no-deps.txt
 
 PYTEST := $(BIN)/python -m pytest -o console_output_style=count
@@ -20,10 +21,10 @@ LOADS_MOONCAKE = $(BIN)/python -c 'import mooncake.engine' 2>/dev/null
 SAY_IF_NOT = @$(LOADS_MOONCAKE) || echo 'LEFT OUT: $(MOONCAKE), because Mooncake does not load. On Debian and Ubuntu: apt-get install libibverbs1'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-real demo-pd test test-all check gpu-check docs docs-check clean
+.PHONY: help venv demo demo-real demo-pd test test-all check bench bench-full readme-table gpu-check docs docs-check clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 	@echo
 	@echo 'variables: PYTHON=python3.11  ARGS="--part tiny" (demo), ARGS="--dcp 2" (demo-pd) or ARGS="-k layout" (test)'
 
@@ -62,6 +63,19 @@ check: venv ## linter, types and the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PYTEST) $(FAST) $(ARGS)
+
+bench: $(PLOTS) ## what blocks gain and where they lose: 10 minutes on two idle cores
+	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-full: $(PLOTS) ## the same with more shapes, real servers and the study of fragmentation: an hour
+	$(BIN)/python -m benchmarks --full $(ARGS)
+
+$(PLOTS): requirements/benchmarks.txt $(STAMP)
+	$(BIN)/python -m pip install -r requirements/benchmarks.txt
+	@touch $@
+
+readme-table: venv ## renew the README's figures from benchmarks/results
+	$(BIN)/python -m benchmarks.headline README.md
 
 gpu-check: ## the kernels on this machine's GPU; needs torch and triton, not SGLang, not .venv
 	PYTHONPATH=python $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m sglang_dcp_block.gpu_check $(ARGS)

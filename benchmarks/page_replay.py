@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from paged_server import PagedServer, Request, pages_of
 from sglang_dcp_block.dcp.layout import DcpLayout
@@ -48,7 +47,7 @@ class Trace:
     def size(self, name: str) -> int:
         """Log-uniform between the two lengths of a parameter."""
         low, high = self.parameters[name]
-        return max(1, int(math.exp(self.rng.uniform(math.log(low), math.log(high)))) // self.scale)
+        return max(1, int(math.exp(self.rng.uniform(math.log(low), math.log(high)))) // int(self.scale))
 
     def text(self, length: int) -> array[int]:
         """Tokens that no other text has."""
@@ -174,6 +173,3 @@ def replay(parameters: dict[str, Any], fill: float) -> list[Transfer]:
         for _ in range(parameters["decode_tokens_a_batch"] // trace.scale):
             if decode.running:
                 decode.step()
-
-
-torch.set_num_threads(1)
