@@ -75,9 +75,13 @@ def read(lines: Sequence[str]) -> list[Measured]:
         raise ValueError(f"expected columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
     rows = [
         Measured(
-            row["way"],
-            *(int(row[name]) for name in ("layers", "tokens", "row_bytes", "bytes", "segments")),
-            float(row["p50_s"]),
+            way=row["way"],
+            layers=int(row["layers"]),
+            tokens=int(row["tokens"]),
+            row_bytes=int(row["row_bytes"]),
+            num_bytes=int(row["bytes"]),
+            segments=int(row["segments"]),
+            seconds=float(row["p50_s"]),
         )
         for row in reader
         if row["way"] not in LEFT_OUT and row["segments"] and float(row["p50_s"]) >= SHORTEST_SECONDS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -15,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from sglang_dcp_block.cli import main
 from sglang_dcp_block.cpu.checkpoints import tiny_config
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.demo.pd.plan import PAGE_SIZE, pd_plan
-from sglang_dcp_block.plan.__main__ import main
 from sglang_dcp_block.plan.figures import balance, memory, rounding, sendings
 from sglang_dcp_block.plan.inputs import InputError, Inputs, default_backend, shape_of
 from sglang_dcp_block.plan.mix import Lengths, Mix, read
@@ -28,7 +27,7 @@ from sglang_dcp_block.plan.whole import plan
 from sglang_dcp_block.transfer_model.links import presets
 from sglang_dcp_block.transfer_model.shapes import from_config, preset
 
-laws = settings(deadline=None, max_examples=60)
+laws = settings(max_examples=60)
 mixes = st.lists(
     st.builds(Lengths, st.integers(1, 3000), st.integers(0, 500), st.integers(1, 5)), min_size=1, max_size=4
 ).map(lambda requests: Mix("any", tuple(requests)))
@@ -184,7 +183,7 @@ ARGUMENTS = ["--model", "kimi-k2", "--tp", "8", "--dcp", "8", "--requests", "200
 
 class TestCommand:
     def test_json_has_stable_keys(self, capsys):
-        assert main([*ARGUMENTS, "--json"]) == 0
+        assert main(["plan", *ARGUMENTS, "--json"]) == 0
         got = json.loads(capsys.readouterr().out)
         assert sorted(got) == [
             "advice", "balance", "block_goes_direct", "break_even_block", "candidates", "inputs", "kv_bytes_per_gpu",
@@ -202,7 +201,7 @@ class TestCommand:
         assert not {key for key in keys if f"`{key}`" not in page}
 
     def test_tables_name_what_was_found(self, capsys):
-        assert main(ARGUMENTS) == 0
+        assert main(["plan", *ARGUMENTS]) == 0
         said = capsys.readouterr().out
         made = plan(inputs("kimi-k2", read("2000+100:10,40000:2")))
         for one in made.sendings:
@@ -229,7 +228,7 @@ class TestCommand:
         ],
     )
     def test_wrong_input_is_status_2(self, capsys, more, message):
-        assert main([*ARGUMENTS, *more]) == 2
+        assert main(["plan", *ARGUMENTS, *more]) == 2
         printed = capsys.readouterr()
         assert printed.out == ""
         assert printed.err.startswith("sglang-dcp-block plan: error: ")
@@ -243,33 +242,27 @@ class TestCommand:
     def test_plots_without_matplotlib(self, capsys, monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        assert main([*ARGUMENTS, "--png", str(tmp_path / "plan.png")]) == 2
+        assert main(["plan", *ARGUMENTS, "--png", str(tmp_path / "plan.png")]) == 2
         assert "plots: expected matplotlib to load" in capsys.readouterr().err
 
     def test_plots(self, tmp_path, capsys):
         pytest.importorskip("matplotlib")
         png, html = tmp_path / "plan.png", tmp_path / "plan.html"
-        assert main([*ARGUMENTS, "--png", str(png), "--html", str(html)]) == 0
+        assert main(["plan", *ARGUMENTS, "--png", str(png), "--html", str(html)]) == 0
         assert png.read_bytes().startswith(b"\x89PNG")
         page = html.read_text()
         assert "data:image/png;base64," in page
         assert "Recommended: blocks of" in page
         assert "http" not in page.replace("http-equiv", ""), "it needs nothing else"
-        assert main([*ARGUMENTS, "--png", str(tmp_path / "no" / "plan.png")]) == 2
+        assert main(["plan", *ARGUMENTS, "--png", str(tmp_path / "no" / "plan.png")]) == 2
         assert "No such file or directory" in capsys.readouterr().err
-
-    def test_options_fit_a_parser_of_several_commands(self):
-        commands = argparse.ArgumentParser(prog="sglang-dcp-block").add_subparsers()
-        from sglang_dcp_block.plan.command import add_arguments
-
-        add_arguments(commands.add_parser("plan"))
 
     def test_neither_sglang_nor_torch_is_needed(self):
         code = (
             "import sys\n"
             "for name in ('sglang', 'torch', 'triton', 'matplotlib', 'transformers'): sys.modules[name] = None\n"
-            "from sglang_dcp_block.plan.__main__ import main\n"
-            f"raise SystemExit(main({[*ARGUMENTS, '--json']!r}))"
+            "from sglang_dcp_block.cli import main\n"
+            f"raise SystemExit(main({['plan', *ARGUMENTS, '--json']!r}))"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
