@@ -9,8 +9,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PLOTS := $(VENV)/.installed-for-benchmarks
-REQUIREMENTS := requirements/cpu.txt requirements/cpu-no-deps.txt
+REQUIREMENTS := requirements/cpu.txt requirements/plots.txt requirements/cpu-no-deps.txt
 
 PYTEST := $(BIN)/python -m pytest -o console_output_style=count
 # Fast layers first: a fault in the layout shows before an engine starts.
@@ -35,7 +34,7 @@ $(STAMP): $(REQUIREMENTS) pyproject.toml
 	@echo 'Installing into $(VENV): some minutes and about 3 GB.'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --no-deps $(TORCH) || $(BIN)/python -m pip install --no-deps --index-url $(TORCH_INDEX) $(TORCH)
-	$(BIN)/python -m pip install -r requirements/cpu.txt
+	$(BIN)/python -m pip install -r requirements/cpu.txt -r requirements/plots.txt
 	$(BIN)/python -m pip install --no-deps -r requirements/cpu-no-deps.txt
 	$(BIN)/python -m pip install --no-deps -e .
 	@touch $@
@@ -64,15 +63,11 @@ check: venv ## linter, types and the fast tests
 	$(BIN)/mypy
 	$(PYTEST) $(FAST) $(ARGS)
 
-bench: $(PLOTS) ## what blocks gain and where they lose: 10 minutes on two idle cores
+bench: venv ## what blocks gain and where they lose: 10 minutes on two idle cores
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-full: $(PLOTS) ## the same with more shapes, real servers and the study of fragmentation: an hour
+bench-full: venv ## the same with more shapes, real servers and the study of fragmentation: an hour
 	$(BIN)/python -m benchmarks --full $(ARGS)
-
-$(PLOTS): requirements/benchmarks.txt $(STAMP)
-	$(BIN)/python -m pip install -r requirements/benchmarks.txt
-	@touch $@
 
 readme-table: venv ## renew the README's figures from benchmarks/results
 	$(BIN)/python -m benchmarks.headline README.md
@@ -84,6 +79,7 @@ docs: venv ## write the pages, pictures and the dashboard that are made from the
 	$(BIN)/python -m sglang_dcp_block.patches --docs docs/patch-points.md
 	$(BIN)/python -m sglang_dcp_block.compatibility docs/compatibility.md
 	$(BIN)/python docs/pictures/draw.py
+	$(BIN)/python docs/pictures/transfer_model.py
 	$(BIN)/python docs/grafana/dashboard.py
 	$(BIN)/python -m sglang_dcp_block.transfer_model docs/transfer-model.md
 

@@ -25,7 +25,7 @@ examples:
   {PROGRAM} --only transfer planning     two of them
   {PROGRAM} --only transfer --into DIR   and leave the results of the repository as they are
 
-Results are written as NAME.md, NAME.csv and, with matplotlib (requirements/benchmarks.txt), NAME.png.
+Results are written as NAME.md, NAME.csv and, with matplotlib (requirements/plots.txt), NAME.png.
 Exit status: 0 if all figures hold that must hold, 1 if one does not.
 """
 
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             command = command_of(args.full, [name] if args.only else None)
             load = f"load average {os.getloadavg()[0]:.1f}"
             if not write(result, Provenance(command, versions(), where, load), args.into) and result.draw:
-                steps.say("      no plot: matplotlib is not installed (pip install -r requirements/benchmarks.txt)")
+                steps.say("      no plot: matplotlib is not installed (pip install -r requirements/plots.txt)")
             for check in result.checks:
                 steps.say(f"      {check}")
             failed += [str(check) for check in result.checks if not check.holds]

@@ -1,4 +1,4 @@
-"""Writes a result as Markdown, CSV and, with matplotlib (requirements/benchmarks.txt), PNG."""
+"""Writes a result as Markdown, CSV and, with matplotlib (requirements/plots.txt), PNG."""
 
 from __future__ import annotations
 
