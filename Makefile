@@ -67,7 +67,7 @@ check: venv ## linter, types and the fast tests
 bench: $(PLOTS) ## what blocks gain and where they lose: 10 minutes on two idle cores
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-full: $(PLOTS) ## the same with more shapes, real servers and the study of fragmentation: an hour
+bench-full: $(PLOTS) ## the same with more shapes, and the study of fragmentation: an hour
 	$(BIN)/python -m benchmarks --full $(ARGS)
 
 $(PLOTS): requirements/benchmarks.txt $(STAMP)
