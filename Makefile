@@ -66,7 +66,7 @@ check: venv ## linter, types and the fast tests
 bench: venv ## what blocks gain and where they lose: 10 minutes on two idle cores
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-full: venv ## the same with more shapes, real servers and the study of fragmentation: an hour
+bench-full: venv ## the same with more shapes, and the study of fragmentation: an hour
 	$(BIN)/python -m benchmarks --full $(ARGS)
 
 readme-table: venv ## renew the README's figures from benchmarks/results

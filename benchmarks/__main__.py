@@ -21,7 +21,7 @@ PROGRAM = "python -m benchmarks"
 EXAMPLES = f"""\
 examples:
   {PROGRAM}                              the quick suite: about 10 minutes on two idle cores
-  {PROGRAM} --full                       more shapes, more rounds, real servers, the study of fragmentation
+  {PROGRAM} --full                       more shapes, more rounds, the study of fragmentation
   {PROGRAM} --only transfer planning     two of them
   {PROGRAM} --only transfer --into DIR   and leave the results of the repository as they are
 

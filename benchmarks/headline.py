@@ -60,10 +60,13 @@ def _chunk(layers: int) -> dict[str, str]:
 
 FIGURES = (
     *(
-        Figure(f"16,384 tokens, {layers} layers, to a rank of 8", "transfer", _chunk(layers), _RR, _GROUPED, "p50_s", "ms")
+        Figure(
+            f"16,384 tokens, {layers} layers, to a rank of 8; grouped", "transfer", _chunk(layers), _RR, _GROUPED,
+            "p50_s", "ms",
+        )
         for layers in (8, 61)
     ),
-    Figure("its segments, 61 layers", "transfer", _chunk(61), _RR, _GROUPED, "segments", ""),
+    Figure("its segments, 61 layers; grouped", "transfer", _chunk(61), _RR, _GROUPED, "segments", ""),
     Figure(
         "plan of 131,072 tokens", "planning", {"tokens": "131072"}, "SGLang's plan, by tokens", "runs of blocks of 64",
         "p50_s", "ms",

@@ -31,7 +31,7 @@ _ALL = (
     Benchmark("imbalance", "rows of the fullest rank over the mean, for mixes of request lengths"),
     Benchmark("memory", "pack buffers, and rows that no token fills"),
     Benchmark("grouping", "what --dcp-group-pages adds to scheduling a chunk, in SGLang's own prefill scheduler"),
-    Benchmark("end_to_end", "real prefill and decode servers on the CPU", quick=False),
+    Benchmark("end_to_end", "real prefill and decode servers on the CPU"),
     Benchmark("fragmentation", "segments while pools fill and age, for orders of pages", quick=False),
 )
 
