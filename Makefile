@@ -5,6 +5,7 @@ PYTHON ?= python3
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := torch==2.13.0+cpu
 ARGS ?=
+MINUTES ?= 30
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +21,7 @@ LOADS_MOONCAKE = $(BIN)/python -c 'import mooncake.engine' 2>/dev/null
 SAY_IF_NOT = @$(LOADS_MOONCAKE) || echo 'LEFT OUT: $(MOONCAKE), because Mooncake does not load. On Debian and Ubuntu: apt-get install libibverbs1'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-real demo-pd test test-all check bench bench-full readme-table gpu-check docs docs-check clean
+.PHONY: help venv demo demo-real demo-pd test test-all soak check bench bench-full readme-table gpu-check docs docs-check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -57,6 +58,9 @@ test-all: venv ## every test
 	$(SAY_IF_NOT)
 	$(PYTEST) -m 'slow or not slow' $(ALL) $(ARGS)
 	$(SAY_IF_NOT)
+
+soak: venv ## random traffic on a served TP2+DCP2 for MINUTES=30 a kind of attention (ARGS="-k gqa" for one)
+	DCP_BLOCK_SOAK_MINUTES=$(MINUTES) $(PYTEST) -s -m slow tests/engine/test_soak.py $(ARGS)
 
 check: venv ## linter, types and the fast tests
 	$(BIN)/ruff check .

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sglang_dcp_block.refused import StartRefused
+from sglang_dcp_block.shown import shown
 
 FLAG = "--dcp-block-size"
 ALIAS = "--dcp-interleave-size"
 KEYWORD = "dcp_block_size"
 ENVIRONMENT = "SGLANG_DCP_BLOCK_SIZE"
 AUTO: Literal["auto"] = "auto"
+MAX_TOKENS = MAX_RANKS = 2**31 - 1  # what fits where they travel
 AUTO_PAGE_SIZE = 64  # tokens; the page of `auto` where --page-size is unset
 
 HELP = (
@@ -73,7 +75,7 @@ def parse(value: object, source: str) -> Request:
     """A :class:`Request` from what a user typed or passed.
 
     Args:
-        value: a positive int, its decimal text, or ``"auto"``.
+        value: a positive int of at most 2**31 - 1, its decimal text, or ``"auto"``.
         source: how errors name the place it came from.
     Raises:
         BlockSizeError: anything else, saying expected and got.
@@ -81,20 +83,21 @@ def parse(value: object, source: str) -> Request:
     >>> parse("64", "--dcp-block-size")
     Request(value=64, source='--dcp-block-size')
     """
-    if value == AUTO:
+    if isinstance(value, str) and value == AUTO:
         return Request(AUTO, source)
-    if isinstance(value, str) and value.isascii() and value.isdecimal():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BlockSizeError(f"{source}: expected a positive number of tokens or 'auto', got {value!r}")
-    return Request(value, source)
+    number = _number(value)
+    if number is None or number < 1:
+        raise BlockSizeError(f"{source}: expected a positive number of tokens or 'auto', got {shown(value)}")
+    if number > MAX_TOKENS:
+        raise BlockSizeError(f"{source}: expected at most {MAX_TOKENS} tokens, got {shown(value)}")
+    return Request(number, source)
 
 
 def parse_group_pages(value: object, source: str) -> int:
     """The number of decode ranks to group pages for, from what a user typed or passed.
 
     Args:
-        value: an int of 2 or more, or its decimal text.
+        value: an int from 2 to 2**31 - 1, or its decimal text.
         source: how errors name the place it came from.
     Raises:
         BlockSizeError: anything else, saying expected and got.
@@ -102,10 +105,29 @@ def parse_group_pages(value: object, source: str) -> int:
     >>> parse_group_pages("8", "--dcp-group-pages")
     8
     """
-    number = int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
-    if isinstance(number, bool) or not isinstance(number, int) or number < 2:
-        raise BlockSizeError(f"{source}: expected the decode servers' --dcp-size, 2 or more, got {value!r}")
+    number = _number(value)
+    if number is None or number < 2:
+        raise BlockSizeError(f"{source}: expected the decode servers' --dcp-size, 2 or more, got {shown(value)}")
+    if number > MAX_RANKS:
+        raise BlockSizeError(
+            f"{source}: expected the decode servers' --dcp-size, {MAX_RANKS} at most, got {shown(value)}"
+        )
     return number
+
+
+def _number(value: object) -> int | None:
+    """The int that a value is, or that its text is in decimal digits and nothing else; None for anything else.
+
+    Text of more digits than any limit here has is read as a number above them: Python refuses to read thousands.
+    """
+    if isinstance(value, str):
+        if not (value.isascii() and value.isdecimal()):
+            return None
+        digits = value.lstrip("0")
+        return int(digits or "0") if len(digits) < 20 else 10**20
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return int(value)
 
 
 def from_environment(environ: Mapping[str, str]) -> Request | None:

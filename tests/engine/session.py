@@ -8,16 +8,15 @@ import os
 import select
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import lab_folder
 from sglang_dcp_block.cpu.leftovers import Scratch, kill_group
 from tied import tied
 
 HERE = Path(__file__).parent
-LAB = HERE.parent / "lab"
 
 
 class EngineFailed(AssertionError):
@@ -56,12 +55,7 @@ class EngineSession:
         self.folder.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, **self.environ}
         if self.lab:
-            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LAB), env.get("PYTHONPATH", "")]))
-            env["DCP_BLOCK_LAB"] = str(self.folder)
-            if "SGLANG_PLUGINS" in env:
-                env["SGLANG_PLUGINS"] += ",dcp_block_lab"
-            if self.mutants:
-                env["DCP_BLOCK_LAB_MUTANTS"] = "1"
+            env |= lab_folder.environ_of(self.folder, env, self.mutants)
         self.scratch = Scratch()
         env |= self.scratch.environ
         env.update(cpu_environment(self.ranks, env))
@@ -95,18 +89,16 @@ class EngineSession:
 
     def flush(self, **order: Any) -> list[dict[str, Any]]:
         """Empty the cache; returns each scheduler's state just before it, after carrying out ``order``."""
-        import torch
-
-        for old in self.folder.glob("state.*.pt"):
-            old.unlink()
-        (self.folder / "order.json").write_text(json.dumps(order))
+        lab_folder.give_order(self.folder, **order)
         assert self._do("flush"), "the engine did not flush: a request still runs"
-        deadline = time.monotonic() + 60
-        while len(files := sorted(self.folder.glob("state.*.pt"))) < self.ranks:
-            if time.monotonic() > deadline:
-                raise EngineFailed(f"{len(files)} of {self.ranks} schedulers wrote their state")
-            time.sleep(0.02)
-        return [torch.load(file, weights_only=False) for file in files]
+        try:
+            return lab_folder.states_in(self.folder, self.ranks)
+        except TimeoutError as error:
+            raise EngineFailed(str(error)) from error
+
+    def score(self, texts: list[list[int]]) -> list[list[tuple[float, float]]]:
+        """Of each token list, from its second token on: (log-probability of the token, that of the likeliest one)."""
+        return [[(own, best) for own, best in text] for text in self._do("score", input_ids=texts)]
 
     def info(self, *keys: str) -> dict[str, Any]:
         """Fields of the server info."""

@@ -53,10 +53,19 @@ def carry_out(engine, command: dict):
     if name == "flush":
         result = engine.flush_cache()
         return bool(getattr(result, "success", True))
+    if name == "score":
+        once = {"sampling_params": {"temperature": 0, "max_new_tokens": 1}, "return_logprob": True}
+        return [scores(x) for x in engine.generate(logprob_start_len=0, top_logprobs_num=1, **once, **command)]
     if name == "info":
         info = engine.get_server_info()
         return {key: info.get(key) for key in command["keys"]}
     raise ValueError(f"unknown command {name!r}")
+
+
+def scores(output: dict) -> list:
+    meta = output["meta_info"]
+    pairs = zip(meta["input_token_logprobs"], meta["input_top_logprobs"], strict=True)
+    return [[own[0], best[0][0]] for own, best in list(pairs)[1:]]
 
 
 def trimmed(output: dict) -> dict:

@@ -1,16 +1,21 @@
-"""All cases of argument resolution, resolved once: importing SGLang takes longer than they do."""
+"""All cases of argument resolution, resolved once, as importing SGLang takes longer; and SGLang's real bootstrap server."""
 
 from __future__ import annotations
 
 import json
+import socket
+import time
 from typing import Any
 
 import pytest
+import requests
 from children import run_script
 from fact_cases import FACTS, MODELS
 from resolution_cases import TRITON, VARIABLE, cases_of, with_argv, with_keywords
 
+from hooking import hook
 from sglang_dcp_block.cpu.checkpoints import write_tiny
+from sglang_dcp_block.patches.pd_points import BOOTSTRAP_POINTS
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +43,44 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         (folder / name / "config.json").write_text(json.dumps({"model_type": name, **config}))
         order["models"][name] = with_argv(str(folder / name), *TRITON, "--disable-radix-cache", dcp=1)
     return run_script("resolve_cases.py", order)
+
+
+@pytest.fixture
+def bootstrap(monkeypatch, unused_port):
+    """bootstrap(knows_blocks) -> address of a real bootstrap server with one registered rank."""
+    from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer
+
+    servers = []
+
+    def start(knows_blocks: bool = True, page_size: int = 8) -> str:
+        with monkeypatch.context() as patch:
+            if knows_blocks:
+                hook(patch, BOOTSTRAP_POINTS)
+            servers.append(CommonKVBootstrapServer("127.0.0.1", port := unused_port()))
+        address = f"127.0.0.1:{port}"
+        row = dict.fromkeys(("attn_tp_size", "attn_cp_size", "attn_dp_size", "pp_size", "system_dp_size"), 1)
+        row |= dict.fromkeys(("attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "pp_rank", "system_dp_rank"), 0)
+        row |= {"rank_ip": "127.0.0.1", "rank_port": 1, "page_size": page_size, "kv_cache_dtype": "auto",
+                "load_balance_method": "auto", "decode_allocation_policy": "early"}  # fmt: skip
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                requests.put(f"http://{address}/route", json=row, timeout=5).raise_for_status()
+                return address
+            except requests.ConnectionError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def unused_port():
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return probe.getsockname()[1]
+
+    return find

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import requests
+from decode_queue import Queue
 
 from hooking import hook
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import Capability
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.patches import active, pd_capability, pd_decode, peer_refusals
-from sglang_dcp_block.patches.pd_points import BOOTSTRAP_POINTS, DECODE_POINTS
+from sglang_dcp_block.patches.pd_points import DECODE_POINTS
 
 HOLD = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
 
@@ -38,91 +39,9 @@ def counted(monkeypatch):
     return seen
 
 
-@pytest.fixture
-def bootstrap(monkeypatch, unused_port):
-    """bootstrap(knows_blocks) -> address of a real bootstrap server with one registered rank."""
-    from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer
-
-    servers = []
-
-    def start(knows_blocks: bool = True, page_size: int = 8) -> str:
-        with monkeypatch.context() as patch:
-            if knows_blocks:
-                hook(patch, BOOTSTRAP_POINTS)
-            servers.append(CommonKVBootstrapServer("127.0.0.1", port := unused_port()))
-        address = f"127.0.0.1:{port}"
-        row = dict.fromkeys(("attn_tp_size", "attn_cp_size", "attn_dp_size", "pp_size", "system_dp_size"), 1)
-        row |= dict.fromkeys(("attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "pp_rank", "system_dp_rank"), 0)
-        row |= {"rank_ip": "127.0.0.1", "rank_port": 1, "page_size": page_size, "kv_cache_dtype": "auto",
-                "load_balance_method": "auto", "decode_allocation_policy": "early"}  # fmt: skip
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                requests.put(f"http://{address}/route", json=row, timeout=5).raise_for_status()
-                return address
-            except requests.ConnectionError:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-
-    yield start
-    for server in servers:
-        server.close()
-
-
-@pytest.fixture
-def unused_port():
-    import socket
-
-    def find() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return probe.getsockname()[1]
-
-    return find
-
-
-def report(address: str, capability: Capability = CAPABILITY, rank: str = "0") -> requests.Response:
+def report(address: str, capability: Capability = CAPABILITY, rank: str = "0-0-0-0-0") -> requests.Response:
     body = {"rank": rank, "capability": capability.as_json()}
     return requests.put(f"http://{address}{handshake.ROUTE}", json=body, timeout=5)
-
-
-class Queue:
-    """A decode queue whose manager finds every prefill server it is asked for."""
-
-    def __init__(self, error: str | None = None):
-        self._ensure_last_attempt_time, self._ensure_retry_count = {}, {}
-        self._ensure_retry_interval, self._max_ensure_retries = 0.0, 3
-        self.transfer_queue = SimpleNamespace(deferred_kv_release_timeout=40.0)
-        table: dict[str, object] = {}
-
-        def find(address: str) -> bool:
-            if error is not None:
-                raise RuntimeError(error)
-            table[address] = object()
-            return True
-
-        self.kv_manager = SimpleNamespace(
-            prefill_info_table=table, try_ensure_parallel_info=find, kv_args=SimpleNamespace(page_size=8)
-        )
-
-    def ask(self, *addresses: str):
-        """(ready addresses, reasons of failed requests by address), with one request an address."""
-        from sglang.srt.disaggregation.decode import DecodePreallocQueue
-
-        reasons: dict[str, str] = {}
-        original = inspect.unwrap(DecodePreallocQueue._ensure_prefill_info)
-        ready, remaining = pd_decode.ask_prefill_first(
-            original, self, {a: [self.request(a, reasons)] for a in addresses}
-        )
-        assert remaining == []
-        return list(ready), reasons
-
-    def request(self, address: str, reasons: dict[str, str]):
-        manager = SimpleNamespace(
-            record_failure=lambda room, reason: reasons.update({address: reason}),
-            update_status=lambda room, status: None,
-        )
-        return SimpleNamespace(kv_receiver=SimpleNamespace(kv_mgr=manager, bootstrap_room=1, conclude_state=None))
 
 
 def test_a_prefill_server_with_blocks_is_ready(bootstrap, counted):
@@ -176,7 +95,7 @@ def test_a_capability_not_all_ranks_stand_for_is_withheld(bootstrap, counted, mo
     _, reasons = Queue().ask(address)
     assert "0 of 1 ranks have reported" in reasons[address]
     report(address)
-    report(address, Capability(handshake.PROTOCOL, 1, 1, 8, "another"), rank="1")
+    report(address, Capability(handshake.PROTOCOL, 1, 1, 8, "another"), rank="0-0-0-1-0")
     _, reasons = Queue().ask(address)
     assert "prefill ranks disagree" in reasons[address]
     assert counted == ["decode withheld"] * 2

@@ -19,7 +19,16 @@ def refused(message: str) -> Any:
 class TestParse:
     @pytest.mark.parametrize(
         ("typed", "value"),
-        [(1, 1), (64, 64), ("1", 1), ("64", 64), ("064", 64), ("auto", "auto"), (2**40, 2**40)],
+        [
+            (1, 1),
+            (64, 64),
+            ("1", 1),
+            ("64", 64),
+            ("064", 64),
+            ("auto", "auto"),
+            (2**31 - 1, 2**31 - 1),
+            ("0" * 9999 + "8", 8),
+        ],
     )
     def test_positive_numbers_and_auto(self, typed: object, value: object) -> None:
         assert config.parse(typed, "here") == Request(value, "here")
@@ -31,9 +40,24 @@ class TestParse:
          "0x40", "1_000", "６４", "٦٤", "²", "AUTO", "Auto", "auto ", "none", "true"],
     )  # fmt: skip
     def test_anything_else_is_refused_and_shown(self, typed: object) -> None:
-        shown = 0 if typed == "0" else typed
-        with refused(f"--flag: expected a positive number of tokens or 'auto', got {shown!r}"):
+        with refused(f"--flag: expected a positive number of tokens or 'auto', got {typed!r}"):
             config.parse(typed, "--flag")
+
+    @pytest.mark.parametrize(
+        ("typed", "shown"),
+        [
+            (2**31, "2147483648"),
+            ("2147483648", "'2147483648'"),
+            ("9" * 5000, f"'{'9' * 79} (... of 5002 characters)"),
+            (10**5000, "of type int, which cannot be shown"),
+        ],
+        ids=["int", "text", "long text", "long int"],
+    )
+    def test_more_than_can_travel_is_refused_and_shown_as_far_as_it_can_be(self, typed: object, shown: str) -> None:
+        with refused(f"--flag: expected at most 2147483647 tokens, got {shown}"):
+            config.parse(typed, "--flag")
+        with refused(f"--flag: expected the decode servers' --dcp-size, 2147483647 at most, got {shown}"):
+            config.parse_group_pages(typed, "--flag")
 
     def test_one_asks_for_what_sglang_does_anyway(self) -> None:
         assert not config.parse("1", "here").wants_blocks

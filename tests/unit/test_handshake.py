@@ -91,6 +91,7 @@ def test_a_peer_that_tells_no_timeout_is_understood():
         {"digest": 5}, {"block_size": 1.0}, {"transfer_timeout_seconds": 0}, {"transfer_timeout_seconds": -1},
         {"transfer_timeout_seconds": True}, {"transfer_timeout_seconds": "30"}, {"transfer_timeout_seconds": 30.0},
         {"transfer_timeout_seconds": [30]}, {"transfer_timeout_seconds": 2**31}, {"transfer_timeout_seconds": 10**400},
+        {"dcp_size": 2**31}, {"page_size": 10**5000}, {"digest": "d" * 65},
     ],
 )  # fmt: skip
 def test_other_capabilities_are_refused(change):
@@ -108,6 +109,15 @@ json_like = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(list(CAPABILITY.as_json())), inner),
 )
+
+
+@pytest.mark.parametrize(
+    "name", [None, 0, "", "0", "0-0-0-0", "0-0-0-0-0-0", "a-0-0-0-0", "٠-0-0-0-0", "0-0-0-0-0\n", []]
+)
+def test_what_is_no_rank_is_refused(name):
+    assert handshake.rank_from("0-3-0-12-1") == "0-3-0-12-1"
+    with pytest.raises(HandshakeError, match="expected five numbers joined by '-', got "):
+        handshake.rank_from(name)
 
 
 @given(json_like)

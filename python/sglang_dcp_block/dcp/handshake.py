@@ -11,14 +11,19 @@ Plain functions over plain data; transport and SGLang's objects are the adapters
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sglang_dcp_block.dcp.quarantine import MAX_SECONDS
+from sglang_dcp_block.shown import shown
 
 PROTOCOL = 1
 ROUTE = "/dcp_layout"
+MAX_BYTES = 1 << 16  # of a capability on the wire
+MAX_NUMBER = 2**31 - 1
+MAX_DIGEST = 64  # characters
+MAX_RANKS = 1 << 16  # of a server
 TAG = b"dcp_block_size="
 
 
@@ -123,8 +128,8 @@ def capability_from(data: object) -> Capability:
     if not isinstance(data, Mapping):
         raise HandshakeError(f"expected an object, got {type(data).__name__}")
     digest = data.get("digest")
-    if not isinstance(digest, str):
-        raise HandshakeError(f"digest: expected a string, got {digest!r}")
+    if not isinstance(digest, str) or len(digest) > MAX_DIGEST:
+        raise HandshakeError(f"digest: expected a string of at most {MAX_DIGEST} characters, got {shown(digest)}")
     protocol, dcp_size, block_size, page_size = (
         _positive(data, name) for name in ("protocol", "dcp_size", "block_size", "page_size")
     )
@@ -133,16 +138,28 @@ def capability_from(data: object) -> Capability:
     timeout = None
     if data.get("transfer_timeout_seconds") is not None:
         timeout = _positive(data, "transfer_timeout_seconds")
-        if timeout > MAX_SECONDS:
-            raise HandshakeError(f"transfer_timeout_seconds: expected at most {MAX_SECONDS}, got more")
     return Capability(protocol, dcp_size, block_size, page_size, digest, timeout)
 
 
 def _positive(data: Mapping[str, object], name: str) -> int:
     value = data.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise HandshakeError(f"{name}: expected a positive int, got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_NUMBER:
+        raise HandshakeError(f"{name}: expected a positive int of at most {MAX_NUMBER}, got {shown(value)}")
     return value
+
+
+def rank_from(data: object) -> str:
+    """Read the name that a prefill rank has in its report: its five ranks, of DP, attention DP, CP, TP and PP.
+
+    Raises:
+        HandshakeError: it is not one.
+
+    >>> rank_from("0-0-0-1-0")
+    '0-0-0-1-0'
+    """
+    if not isinstance(data, str) or not re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9}){4}", data):
+        raise HandshakeError(f"rank: expected five numbers joined by '-', got {shown(data)}")
+    return data
 
 
 def agreed(reports: Mapping[str, Capability], expected: int) -> Capability | None:

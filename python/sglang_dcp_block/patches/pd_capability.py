@@ -6,6 +6,7 @@ The bootstrap server lives in the process that started the schedulers, so it can
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from typing import Any
@@ -37,10 +38,13 @@ def add_route(result: None, server: Any) -> None:
 
     async def put(request: web.Request) -> web.Response:
         try:
-            data = await request.json()
-            reports[str(data["rank"])] = handshake.capability_from(data["capability"])
-        except (ValueError, KeyError, TypeError) as error:
+            data = json.loads(await request.read())
+            rank, capability = handshake.rank_from(data["rank"]), handshake.capability_from(data["capability"])
+            if rank not in reports and len(reports) == handshake.MAX_RANKS:
+                raise HandshakeError(f"expected at most {handshake.MAX_RANKS} ranks")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             return web.json_response({"error": f"not a layout report: {error}"}, status=400)
+        reports[rank] = capability
         return web.json_response({})
 
     async def get(request: web.Request) -> web.Response:

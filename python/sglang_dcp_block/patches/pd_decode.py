@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import HandshakeError, Side
-from sglang_dcp_block.patches import pd_release, peer_refusals
+from sglang_dcp_block.patches import bounded_get, pd_release, peer_refusals
 from sglang_dcp_block.patches.active import layout
 from sglang_dcp_block.patches.peer_refusals import Reason, Refusal
 
@@ -92,31 +93,35 @@ def require_echo(original: Any, manager: Any, msg: list[bytes]) -> tuple[int, in
 
 def _refusal(addr: str, queue: Any) -> Refusal | None:
     """Why the prefill server at ``addr`` may not send to us, or None."""
-    import requests
-
     if layout().block_size == 1:  # token round-robin: stock sends it, and one with blocks judges our registration
         return None
     ours = Side(layout().dcp_size, layout().block_size, queue.kv_manager.kv_args.page_size)
     try:
-        response = requests.get(f"http://{addr}{handshake.ROUTE}", timeout=TIMEOUT_SECONDS)
-        if response.status_code == 404:
+        status, body = bounded_get.get(addr, handshake.ROUTE, seconds=TIMEOUT_SECONDS, max_bytes=handshake.MAX_BYTES)
+        if status == 404:
             return Refusal(
                 Reason.NO_BLOCKS,
                 f"expected one that places KV in blocks of {ours.block_size}, got one that does not know blocks. "
                 "Install sglang-dcp-block beside the prefill server's SGLang, or start this server without "
                 "--dcp-block-size.",
             )
-        if response.status_code != 200:
-            text = f"its block capability is withheld ({response.status_code}: {response.text[:300]})"
-            return Refusal(Reason.WITHHELD, text)
-        capability = handshake.capability_from(response.json())
-    except (requests.RequestException, ValueError) as error:
-        return Refusal(Reason.UNREADABLE, f"its block capability could not be read: {error}")
+        if status != 200:
+            return Refusal(
+                Reason.WITHHELD, f"its block capability is withheld ({status}: {_line(body.decode(errors='replace'))})"
+            )
+        capability = handshake.capability_from(json.loads(body))
+    except (*bounded_get.ERRORS, RecursionError) as error:
+        return Refusal(Reason.UNREADABLE, f"its block capability could not be read: {_line(str(error))}")
     if misfit := handshake.why_not(capability.side, ours):
         return Refusal(Reason.LAYOUT, misfit)
     if early := pd_release.refusal_of(queue.transfer_queue, addr, capability.transfer_timeout_seconds):
         return Refusal(Reason.EARLY_RELEASE, early)
     return None
+
+
+def _line(text: str) -> str:
+    """A peer's words in a log: on one line, printable, and not too many."""
+    return "".join(char if char.isprintable() else " " for char in text[:300])
 
 
 def _fail(decode_requests: list[Any], reason: str) -> None:
