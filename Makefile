@@ -87,8 +87,8 @@ docs: venv ## write the pages, pictures and the dashboard that are made from the
 	$(BIN)/python docs/grafana/dashboard.py
 	$(BIN)/python -m sglang_dcp_block.transfer_model docs/transfer-model.md
 
-docs-check: venv ## dead links, names that do not exist, snippets that do not run
-	$(PYTEST) tests/docs tests/patches/test_docs.py $(ARGS)
+docs-check: venv ## dead links, names and errors that do not exist, snippets that do not run
+	$(PYTEST) tests/docs tests/patches/test_docs.py tests/patches/test_error_docs.py $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
