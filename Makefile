@@ -9,21 +9,21 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-REQUIREMENTS := requirements/cpu.txt requirements/cpu-no-deps.txt
+REQUIREMENTS := requirements/cpu.txt requirements/upstream.txt requirements/cpu-no-deps.txt
 
 PYTEST := $(BIN)/python -m pytest -o console_output_style=count
 # Fast layers first: a fault in the layout shows before an engine starts.
-FAST := tests/unit tests/patches tests/kernels
+FAST := tests/unit tests/upstream tests/patches tests/kernels
 MOONCAKE := tests/transfer tests/engine/test_pd.py
 ALL = $(FAST) $$($(LOADS_MOONCAKE) && echo tests/transfer tests/engine || echo tests/engine $(addprefix --ignore=,$(MOONCAKE)))
 LOADS_MOONCAKE = $(BIN)/python -c 'import mooncake.engine' 2>/dev/null
 SAY_IF_NOT = @$(LOADS_MOONCAKE) || echo 'LEFT OUT: $(MOONCAKE), because Mooncake does not load. On Debian and Ubuntu: apt-get install libibverbs1'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-real demo-pd test test-all check gpu-check docs clean
+.PHONY: help venv demo demo-real demo-pd test test-all check gpu-check docs upstream-patch clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 	@echo
 	@echo 'variables: PYTHON=python3.11  ARGS="--part tiny" (demo), ARGS="--dcp 2" (demo-pd) or ARGS="-k layout" (test)'
 
@@ -34,7 +34,7 @@ $(STAMP): $(REQUIREMENTS) pyproject.toml
 	@echo 'Installing into $(VENV): some minutes and about 3 GB.'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --no-deps $(TORCH) || $(BIN)/python -m pip install --no-deps --index-url $(TORCH_INDEX) $(TORCH)
-	$(BIN)/python -m pip install -r requirements/cpu.txt
+	$(BIN)/python -m pip install -r requirements/cpu.txt -r requirements/upstream.txt
 	$(BIN)/python -m pip install --no-deps -r requirements/cpu-no-deps.txt
 	$(BIN)/python -m pip install --no-deps -e .
 	@touch $@
@@ -69,6 +69,9 @@ gpu-check: ## the kernels on this machine's GPU; needs torch and triton, not SGL
 docs: venv ## write the pages that are made from the code
 	$(BIN)/python -m sglang_dcp_block.patches --docs docs/patch-points.md
 	$(BIN)/python -m sglang_dcp_block.compatibility docs/compatibility.md
+
+upstream-patch: venv ## the change as a patch series for upstream, in dist/upstream
+	$(BIN)/python -m upstream patch $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
