@@ -91,8 +91,8 @@ def main(root: Path, version: str = wheel.VERSION) -> int:
     except (wheel.WheelError, tree.TreeError, edit.AnchorError) as error:
         print(f"\nupstream-patch: {error}", file=sys.stderr)
         return 1
-    for one in built:
-        print(f"{one.name}: {len(one.patches)} patches, {one.changed} changed lines outside tests and docs")
-        for patch in one.patches:
+    for result in built:
+        print(f"{result.name}: {len(result.patches)} patches, {result.changed} changed lines outside tests and docs")
+        for patch in result.patches:
             print(f"    {patch.relative_to(root)}")
     return 0

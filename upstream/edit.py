@@ -211,6 +211,17 @@ def condition(where: Where, code: str, *, expected: int = 1) -> Change:
     return _AtStatement(both.text, expected, where=both, make=make)
 
 
+def comment(where: Where, text: str, *, expected: int = 1) -> Change:
+    """Put lines of comment in the place of those above a statement; empty text removes them."""
+
+    def make(node: Statement) -> list[cst.CSTNode]:
+        lines = [line for line in node.leading_lines if line.comment is None]
+        new = [cst.EmptyLine(comment=cst.Comment(f"# {line}")) for line in textwrap.dedent(text).strip().splitlines()]
+        return [_led(node, [*lines, *new])]
+
+    return _AtStatement(where.text, expected, where=where, make=make)
+
+
 @dataclass
 class _AddArgument(Change):
     name: str = ""
@@ -221,14 +232,34 @@ class _AddArgument(Change):
             return None
         self.found += 1
         call = cst.ensure_type(_expression(f"f({self.code})"), cst.Call)
-        (kept,) = _with_commas(node.args[-1:]) if node.args else (None,)
-        head = [*node.args[:-1], kept] if kept else []
-        return node.with_changes(args=[*head, *call.args])
+        return node.with_changes(args=[*(_open(node.args) if node.args else ()), *call.args])
 
 
 def add_argument(call: str, code: str, *, expected: int = 1) -> Change:
     """Add arguments at the end of each call of a function in the scope."""
     return _AddArgument(f"a call of {call}", expected, name=call, code=code)
+
+
+@dataclass
+class _SetArgument(Change):
+    call: str = ""
+    name: str = ""
+    code: str = ""
+
+    def expression(self, original: cst.BaseExpression, node: cst.BaseExpression) -> cst.BaseExpression | None:
+        if not (isinstance(node, cst.Call) and _names_call(original, self.call)):
+            return None
+        args = list(node.args)
+        for index, arg in enumerate(args):
+            if arg.keyword is not None and arg.keyword.value == self.name:
+                self.found += 1
+                args[index] = arg.with_changes(value=_expression(self.code))
+        return node.with_changes(args=args)
+
+
+def set_argument(call: str, name: str, code: str, *, expected: int = 1) -> Change:
+    """Put ``code`` in the place of a keyword argument of each call of a function in the scope."""
+    return _SetArgument(f"a call of {call} with {name}=", expected, call=call, name=name, code=code)
 
 
 @dataclass
@@ -289,8 +320,8 @@ def add_parameter(code: str) -> Change:
         extra = cst.ensure_type(cst.parse_statement(f"def f({code}): ..."), cst.FunctionDef).params.params
         old = function.params
         if old.kwonly_params:
-            return function.with_deep_changes(old, kwonly_params=[*_with_commas(old.kwonly_params), *extra])
-        return function.with_deep_changes(old, params=[*_with_commas(old.params), *extra])
+            return function.with_deep_changes(old, kwonly_params=[*_open(old.kwonly_params), *extra])
+        return function.with_deep_changes(old, params=[*_open(old.params), *extra])
 
     return _OnScope("the function", make=make)
 
@@ -356,6 +387,22 @@ def _first_import(node: cst.CSTNode) -> str:
     if isinstance(node, cst.SimpleStatementLine) and isinstance(node.body[0], cst.ImportFrom):
         return _import_module(node.body[0])
     return ""
+
+
+def add_element(name: str, code: str) -> Change:
+    """Add an element at the end of the tuple or list that is assigned to ``name``, laid out as its neighbours are."""
+
+    def make(node: Statement) -> list[cst.CSTNode]:
+        statement = cst.ensure_type(node, cst.SimpleStatementLine)
+        assign = cst.ensure_type(statement.body[0], cst.Assign)
+        assert isinstance(assign.value, cst.Tuple | cst.List)
+        *head, last = assign.value.elements
+        new = cst.Element(_expression(code), comma=last.comma)
+        value = assign.value.with_changes(elements=[*head, last.with_changes(comma=head[-1].comma), new])
+        return [statement.with_changes(body=[assign.with_changes(value=value)])]
+
+    where = assigns(name)
+    return _AtStatement(where.text, where=where, make=make)
 
 
 # -- Applying ---------------------------------------------------------------------------------------------------------
@@ -431,14 +478,16 @@ class _Editor(cst.CSTTransformer):
             if made is None:
                 continue
             if isinstance(made, cst.FlattenSentinel):
-                return made
+                if len(made) != 1:
+                    return made
+                (made,) = made
             node = made
         return node
 
 
 def _statements(code: str) -> list[Statement]:
-    """``code`` as statements, each with the comments above it; the text ends with a statement."""
-    tree = cst.parse_module("pass\n" + textwrap.dedent(code).strip("\n") + "\n")
+    """``code`` as statements, each with the comments above it; an empty first line is kept, besides the text's own."""
+    tree = cst.parse_module("pass\n" + textwrap.dedent(code.removeprefix("\n")).rstrip() + "\n")
     assert not any(line.comment for line in tree.footer), f"a comment at the end would be lost: {code!r}"
     new = list(tree.body[1:])
     assert new, f"expected statements, got {code!r}"
@@ -446,11 +495,16 @@ def _statements(code: str) -> list[Statement]:
 
 
 def _expression(code: str) -> cst.BaseExpression:
-    return cst.parse_expression(textwrap.dedent(code).strip())
+    """``code`` as an expression; the formatter breaks its lines again."""
+    return cst.parse_expression(" ".join(line.strip() for line in code.strip().splitlines()))
 
 
-def _with_commas(nodes: Sequence[cst.CSTNode]) -> list[cst.CSTNode]:
-    return [n.with_changes(comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))) for n in nodes]
+def _open(nodes: Sequence[cst.CSTNode]) -> list[cst.CSTNode]:
+    """Arguments or parameters with a comma behind the last one, so that another can follow."""
+    *head, last = nodes
+    if isinstance(last.comma, cst.MaybeSentinel):  # type: ignore[attr-defined]
+        last = last.with_changes(comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" ")))
+    return [*head, last]
 
 
 def _lines(node: Statement) -> Sequence[cst.EmptyLine]:

@@ -66,12 +66,28 @@ def test_a_comment_goes_with_its_statement_unless_kept():
     assert "numel" not in applied("Pool.rows", edit.drop(where))
 
 
+def test_a_comment_is_exchanged_and_an_argument_set():
+    got = applied("Pool.rows", edit.comment(edit.reads("numel"), "Another one,\nin two lines."))
+    assert got == SOURCE.replace("# A comment on the next line.", "# Another one,\n        # in two lines.")
+    source = "f(a, size=2)\n"
+    assert edit.apply(source, edit.on("m", "", edit.set_argument("f", "size", "3"))) == "f(a, size=3)\n"
+    with pytest.raises(edit.AnchorError):
+        edit.apply(source, edit.on("m", "", edit.set_argument("f", "width", "3")))
+
+
 def test_calls_get_arguments_and_functions_parameters():
     got = applied("Pool.rows", edit.add_argument("helper", "block=4"), edit.add_parameter("block: int = 1"))
     assert lines_of(got) == [
         "    def rows(self, ids, size, block: int = 1):",
         "        out = helper(ids, size, block=4)  # kept",
     ]
+
+
+def test_comments_between_parameters_stay():
+    source = "def f(\n    a,  # first\n    b,\n):\n    g(\n        a,  # of g\n    )\n"
+    got = edit.apply(source, edit.on("m", "f", edit.add_parameter("c=1"), edit.add_argument("g", "b")))
+    assert "# first" in got
+    assert "# of g" in got
 
 
 def test_expressions_are_exchanged():
@@ -87,6 +103,12 @@ def test_bodies_docstrings_and_ends():
     assert '    """Other.\n\n    And more.\n    """\n' in got
     assert got.index("return out") < got.index("    size = 1") < got.index("def helper")
     assert applied("", edit.append("END = True")).endswith("END = True\n")
+
+
+def test_a_tuple_gets_an_element_in_its_own_layout():
+    source = 'NAMES = (\n    "a",\n    "b",\n)\n'
+    got = edit.apply(source, edit.on("m", "", edit.add_element("NAMES", '"c"')))
+    assert got == 'NAMES = (\n    "a",\n    "b",\n    "c",\n)\n'
 
 
 @pytest.mark.parametrize(
