@@ -363,9 +363,19 @@ class _AddImport(Change):
                 new = old.with_changes(names=trimmed, lpar=cst.LeftParen(), rpar=cst.RightParen())
                 statements[index] = statement.with_changes(body=[new])
                 return tree.with_changes(body=statements)
-        places = [index for index, s in enumerate(statements) if _first_import(s) and _first_import(s) < self.module]
-        (new_import,) = _statements(f"from {self.module} import {', '.join(self.names)}")
-        statements.insert(places[-1] + 1, new_import)
+        package = self.module.partition(".")[0]
+        there = [
+            (_first_import(s), i) for i, s in enumerate(statements) if _first_import(s).partition(".")[0] == package
+        ]
+        earlier, later = [x for x in there if x[0] < self.module], [x for x in there if x[0] > self.module]
+        place = max(earlier)[1] + 1 if earlier else min(later)[1] if later else None
+        if place is None:
+            raise AnchorError("", "", f"imports of {package}, for {self.module} to join", 1, 0)
+        (new,) = _statements(f"from {self.module} import {', '.join(self.names)}")
+        if not earlier:  # what stood between the groups stays there
+            follower = statements[place]
+            new, statements[place] = _led(new, _lines(follower)), _led(follower, [])
+        statements.insert(place, new)
         return tree.with_changes(body=statements)
 
 

@@ -116,8 +116,8 @@ def test_a_tuple_gets_an_element_in_its_own_layout():
     [
         ("first.place", "aside", "from first.place import (alpha, aside, beta)"),
         ("first.place", "Alpha", "from first.place import (Alpha, alpha, beta)"),
-        ("middle.place", "x", "from first.place import alpha, beta\nfrom middle.place import x\nfrom second.place"),
-        ("third.place", "x", "from second.place import gamma\nfrom third.place import x\n"),
+        ("first.room", "x", "from first.place import alpha, beta\nfrom first.room import x\nfrom second.place"),
+        ("second.hall", "x", "from first.place import alpha, beta\nfrom second.hall import x\nfrom second.place"),
     ],
 )
 def test_imports_join_the_sorted_ones(module, name, want):
@@ -148,6 +148,11 @@ def test_an_anchor_that_is_missing_or_there_too_often_is_refused(scope, change, 
 def test_a_function_that_is_there_twice_is_refused():
     with pytest.raises(edit.AnchorError, match="got 2"):
         edit.apply(SOURCE + "\n\ndef helper():\n    pass\n", edit.on("pool", "helper", edit.body("pass")))
+
+
+def test_an_import_without_neighbours_is_refused():
+    with pytest.raises(edit.AnchorError, match=r"third\.place"):
+        applied("", edit.add_import("third.place", "x"))
 
 
 def test_an_edit_can_be_applied_again():
