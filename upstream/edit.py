@@ -211,13 +211,25 @@ def condition(where: Where, code: str, *, expected: int = 1) -> Change:
     return _AtStatement(both.text, expected, where=both, make=make)
 
 
+def guard(where: Where, test: str, note: str = "", *, otherwise: str = "", expected: int = 1) -> Change:
+    """Put a statement under ``if test:``, with a comment above; or make it the ``else`` of ``if test: otherwise``."""
+
+    def make(node: Statement) -> list[cst.CSTNode]:
+        kept = cst.IndentedBlock([_led(node, [line for line in _lines(node) if line.comment is not None])])
+        new = cst.IndentedBlock(_statements(otherwise)) if otherwise else kept
+        orelse = cst.Else(kept) if otherwise else None
+        blank = [line for line in _lines(node) if line.comment is None]
+        return [cst.If(_expression(test), new, orelse, leading_lines=[*blank, *_comment_lines(note)])]
+
+    return _AtStatement(where.text, expected, where=where, make=make)
+
+
 def comment(where: Where, text: str, *, expected: int = 1) -> Change:
     """Put lines of comment in the place of those above a statement; empty text removes them."""
 
     def make(node: Statement) -> list[cst.CSTNode]:
         lines = [line for line in node.leading_lines if line.comment is None]
-        new = [cst.EmptyLine(comment=cst.Comment(f"# {line}")) for line in textwrap.dedent(text).strip().splitlines()]
-        return [_led(node, [*lines, *new])]
+        return [_led(node, [*lines, *_comment_lines(text)])]
 
     return _AtStatement(where.text, expected, where=where, make=make)
 
@@ -519,6 +531,10 @@ def _open(nodes: Sequence[cst.CSTNode]) -> list[cst.CSTNode]:
 
 def _lines(node: Statement) -> Sequence[cst.EmptyLine]:
     return node.leading_lines
+
+
+def _comment_lines(text: str) -> list[cst.EmptyLine]:
+    return [cst.EmptyLine(comment=cst.Comment(f"# {line}")) for line in textwrap.dedent(text).strip().splitlines()]
 
 
 def _led(node: Statement, lines: Sequence[cst.EmptyLine]) -> Statement:

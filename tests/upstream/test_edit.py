@@ -66,6 +66,13 @@ def test_a_comment_goes_with_its_statement_unless_kept():
     assert "numel" not in applied("Pool.rows", edit.drop(where))
 
 
+def test_a_statement_goes_under_a_condition():
+    got = applied("Pool.rows", edit.guard(edit.assigns("self.last"), "size > 1", "Why."))
+    assert "        # Why.\n        if size > 1:\n            self.last = out\n        return out" in got
+    got = applied("Pool.rows", edit.guard(edit.assigns("self.last"), "size > 1", otherwise="self.last = 1"))
+    assert "        if size > 1:\n            self.last = 1\n        else:\n            self.last = out\n" in got
+
+
 def test_a_comment_is_exchanged_and_an_argument_set():
     got = applied("Pool.rows", edit.comment(edit.reads("numel"), "Another one,\nin two lines."))
     assert got == SOURCE.replace("# A comment on the next line.", "# Another one,\n        # in two lines.")

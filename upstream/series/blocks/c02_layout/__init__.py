@@ -2,7 +2,7 @@
 
 import libcst.matchers as m
 
-from upstream.edit import add_parameter, after, before, docstring, defines, exchange, on, reads, returns
+from upstream.edit import add_parameter, after, before, defines, docstring, exchange, on, reads, returns
 
 MESSAGE = """
 [DCP] Extend the layout's index math to runs of interleave_size tokens
