@@ -383,11 +383,11 @@ class _AddImport(Change):
         place = max(earlier)[1] + 1 if earlier else min(later)[1] if later else None
         if place is None:
             raise AnchorError("", "", f"imports of {package}, for {self.module} to join", 1, 0)
-        (new,) = _statements(f"from {self.module} import {', '.join(self.names)}")
+        (added,) = _statements(f"from {self.module} import {', '.join(self.names)}")
         if not earlier:  # what stood between the groups stays there
             follower = statements[place]
-            new, statements[place] = _led(new, _lines(follower)), _led(follower, [])
-        statements.insert(place, new)
+            added, statements[place] = _led(added, _lines(follower)), _led(follower, [])
+        statements.insert(place, added)
         return tree.with_changes(body=statements)
 
 

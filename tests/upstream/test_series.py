@@ -24,9 +24,11 @@ def all_commits():
 
 
 @pytest.fixture(scope="module")
-def touched(all_commits):
+def touched(all_commits, release):
+    """Files of the release that the series change; others of them they add first."""
     flat = [one for commits in all_commits.values() for one in commits]
-    return [tree.source_path(module).removeprefix("python/") for module in tree.touched(flat)]
+    paths = [tree.source_path(module).removeprefix("python/") for module in tree.touched(flat)]
+    return [path for path in paths if path in release.hashes]
 
 
 @pytest.fixture(scope="module")
