@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from upstream import commit, edit, tree, wheel
+from upstream import commit, cover, edit, tree, wheel
 
 PATCH_FORMAT = ("--zero-commit", "--no-signature", "--numbered")
 BUDGET = 1200  # changed lines outside tests and docs, of the whole blocks series
@@ -45,6 +45,8 @@ def build(work: Path, out: Path, release: wheel.Release) -> list[Built]:
         tree.git(base, "format-patch", "--quiet", *PATCH_FORMAT, "-o", str(out / name), first)
         found = tuple(sorted((out / name).glob("*.patch")))
         built.append(Built(name, found, changed_lines(base, first)))
+        if name == commit.BLOCKS:
+            (out / name / "0000-cover-letter.md").write_text(cover.render(commits))
     with _step("applying the patches to a fresh copy of the release"):
         apply_fresh(base, work / "fresh", [patch for result in built for patch in result.patches])
     changed = next(result.changed for result in built if result.name == commit.BLOCKS)
