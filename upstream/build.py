@@ -67,9 +67,7 @@ def apply_fresh(base: Path, fresh: Path, patches: list[Path]) -> None:
     Raises:
         TreeError: a patch does not apply, or the result is another tree.
     """
-    shutil.rmtree(fresh, ignore_errors=True)
-    tree.git(base, "clone", "--quiet", "--shared", "--no-checkout", str(base), str(fresh))
-    tree.git(fresh, "checkout", "--quiet", "-B", "series", tree.RELEASED)
+    tree.clone(base, fresh, tree.RELEASED)
     tree.git(fresh, "am", "--quiet", *map(str, patches))
     want, got = (tree.git(folder, "rev-parse", "HEAD^{tree}").strip() for folder in (base, fresh))
     if want != got:

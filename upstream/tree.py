@@ -132,6 +132,13 @@ def git(folder: Path, *arguments: str, stdin: str | None = None) -> str:
     return done.stdout
 
 
+def clone(source: Path, folder: Path, revision: str) -> None:
+    """A copy of the repository ``source`` in ``folder``, with ``revision`` checked out; it shares the objects."""
+    shutil.rmtree(folder, ignore_errors=True)
+    git(source, "clone", "--quiet", "--shared", "--no-checkout", str(source), str(folder))
+    git(folder, "checkout", "--quiet", revision)
+
+
 def ruff(folder: Path, *arguments: str) -> None:
     """Run this environment's ruff in ``folder``.
 

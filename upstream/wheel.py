@@ -14,8 +14,8 @@ import io
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 VERSION = "0.5.23"
@@ -35,6 +35,7 @@ class Release:
     origin: str  # where they come from, for people
     hashes: dict[str, str]  # path in site-packages -> urlsafe base64 of its SHA-256, as in RECORD
     read_bytes: Callable[[str], bytes]
+    info: dict[str, str] = field(default_factory=dict)  # the same for the metadata, by path below the .dist-info folder
 
     def read(self, path: str) -> bytes:
         """One file, by its path in site-packages (``sglang/...``).
@@ -44,10 +45,18 @@ class Release:
         """
         if path not in self.hashes:
             raise WheelError(f"{self.origin}: expected a file {path}, got none")
+        return self._checked(path, self.hashes[path])
+
+    def metadata(self) -> dict[str, bytes]:
+        """The files of the wheel's ``.dist-info`` folder, but for RECORD."""
+        folder = f"{PACKAGE}-{self.version}.dist-info"
+        return {name: self._checked(f"{folder}/{name}", digest) for name, digest in self.info.items()}
+
+    def _checked(self, path: str, digest: str) -> bytes:
         data = self.read_bytes(path)
         got = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        if got != self.hashes[path]:
-            raise WheelError(f"{self.origin}, {path}: expected the recorded SHA-256 {self.hashes[path]}, got {got}")
+        if got != digest:
+            raise WheelError(f"{self.origin}, {path}: expected the recorded SHA-256 {digest}, got {got}")
         return data
 
     def lay_out(self, folder: Path, paths: Iterable[str] | None = None) -> None:
@@ -81,9 +90,8 @@ def installed(version: str) -> Release | None:
     if record is None:
         return None
     root = Path(str(distribution.locate_file("")))
-    release = Release(
-        version, f"installed {PACKAGE} {version}", _package_hashes(record), lambda p: (root / p).read_bytes()
-    )
+    package, info = _hashes(record, version)
+    release = Release(version, f"installed {PACKAGE} {version}", package, lambda p: (root / p).read_bytes(), info)
     try:
         for path in release.hashes:
             release.read(path)
@@ -99,7 +107,8 @@ def from_wheel(file: Path) -> Release:
     if len(records) != 1 or not records[0].startswith(f"{PACKAGE}-"):
         raise WheelError(f"{file}: expected one RECORD of {PACKAGE}, got {records}")
     version = records[0].removeprefix(f"{PACKAGE}-").removesuffix(".dist-info/RECORD")
-    return Release(version, file.name, _package_hashes(archive.read(records[0]).decode()), archive.read)
+    package, info = _hashes(archive.read(records[0]).decode(), version)
+    return Release(version, file.name, package, archive.read, info)
 
 
 def download(version: str, cache: Path = CACHE) -> Path:
@@ -127,12 +136,17 @@ def _wheels(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{PACKAGE}-*.whl"))
 
 
-def _package_hashes(record: str) -> dict[str, str]:
-    return dict(_recorded(record))
+# What an installer adds or changes itself.
+_INSTALLERS = ("INSTALLER", "REQUESTED", "RECORD", "direct_url.json")
 
 
-def _recorded(record: str) -> Iterator[tuple[str, str]]:
-    """Files of the package itself: what installers add (compiled files, scripts) carries no hash or lies elsewhere."""
+def _hashes(record: str, version: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Hashes of the package's files and of its metadata: what installers add carries no hash or lies elsewhere."""
+    package, info, folder = {}, {}, f"{PACKAGE}-{version}.dist-info/"
     for path, digest, _ in csv.reader(io.StringIO(record)):
-        if path.startswith(f"{PACKAGE}/") and digest.startswith("sha256=") and not path.endswith(".pyc"):
-            yield path, digest.removeprefix("sha256=")
+        digest = digest.removeprefix("sha256=")
+        if path.startswith(f"{PACKAGE}/") and digest and not path.endswith(".pyc"):
+            package[path] = digest
+        elif path.startswith(folder) and digest and path.removeprefix(folder) not in _INSTALLERS:
+            info[path.removeprefix(folder)] = digest
+    return package, info
