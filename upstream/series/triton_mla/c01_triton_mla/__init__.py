@@ -103,7 +103,7 @@ EDITS = (
             """
             if self.use_mla:
                 return self._forward_extend_dcp_mla(
-                    q, k, v, o, layer, forward_batch, logits_soft_cap
+                    layer, forward_batch, q, k, v, o, logits_soft_cap
                 )
             """,
         ),
@@ -115,42 +115,38 @@ EDITS = (
             defines("_forward_extend_dcp"),
             '''
             def _forward_extend_dcp_mla(
-                self,
-                q: torch.Tensor,
-                k: torch.Tensor,
-                v: torch.Tensor,
-                o: torch.Tensor,
-                layer: RadixAttention,
-                forward_batch: ForwardBatch,
-                logits_soft_cap: float,
+                self, layer: RadixAttention, forward_batch: ForwardBatch, q, k, v, o, logit_cap
             ):
                 """Extend over the prefix that the model has gathered from all ranks.
 
                 Without a prefix it may be the up-projected MHA form of the layer; then
                 nothing is read from the buffer.
                 """
-                dcp_metadata = forward_batch.attn_dcp_metadata
-                kv_buffer = dcp_metadata.dcp_kv_buffer
-                kv_indptr = torch.zeros_like(self.forward_metadata.kv_indptr)
+                metadata = self.forward_metadata
+                gathered = forward_batch.attn_dcp_metadata
+                heads, v_head_dim = layer.tp_q_head_num, layer.v_head_dim
+                kv_indptr = torch.zeros_like(metadata.kv_indptr)
                 kv_indptr[1:] = torch.cumsum(forward_batch.extend_prefix_lens, dim=0)
                 self.extend_attention_fwd(
-                    q.view(-1, layer.tp_q_head_num, layer.qk_head_dim).contiguous(),
-                    k.contiguous(),
-                    v.contiguous(),
-                    o.view(-1, layer.tp_q_head_num, layer.v_head_dim),
-                    kv_buffer,
-                    kv_buffer[..., : layer.v_head_dim],
-                    self.forward_metadata.qo_indptr,
-                    kv_indptr,
-                    torch.arange(dcp_metadata.dcp_extend_prefix_lens_sum, device=q.device),
-                    None,
-                    True,
-                    None,
-                    self.forward_metadata.max_extend_len,
-                    1.0,
-                    1.0,
+                    q_extend=q.view(-1, heads, layer.qk_head_dim).contiguous(),
+                    k_extend=k.contiguous(),
+                    v_extend=v.contiguous(),
+                    o_extend=o.view(-1, heads, v_head_dim),
+                    k_buffer=gathered.dcp_kv_buffer,
+                    v_buffer=gathered.dcp_kv_buffer[..., :v_head_dim],
+                    qo_indptr=metadata.qo_indptr,
+                    kv_indptr=kv_indptr,
+                    kv_indices=torch.arange(
+                        gathered.dcp_extend_prefix_lens_sum, device=q.device
+                    ),
+                    custom_mask=None,
+                    is_causal=True,
+                    mask_indptr=None,
+                    max_len_extend=metadata.max_extend_len,
+                    k_scale=1.0,
+                    v_scale=1.0,
                     sm_scale=layer.scaling,
-                    logit_cap=logits_soft_cap,
+                    logit_cap=logit_cap,
                     xai_temperature_len=layer.xai_temperature_len,
                 )
                 return o

@@ -44,29 +44,12 @@ class ThreadGroup:
         return torch.stack(self._exchange(tensor.clone())).sum(dim=0)
 
 
-def extend_attention(
-    q,
-    k,
-    v,
-    out,
-    k_buffer,
-    v_buffer,
-    qo_indptr,
-    kv_indptr,
-    kv_indices,
-    custom_mask,
-    is_causal,
-    *_,
-    sm_scale,
-    lse_extend,
-    skip_prefix=False,
-    skip_extend=False,
-    **kwargs,
-):
+def extend_attention(q, k, v, out, *args, sm_scale, lse_extend, **flags):
     """The Triton kernel's arithmetic for one request and one KV head."""
+    k_buffer, v_buffer, _, kv_indptr, kv_indices, _, is_causal = args[:7]
     rows = kv_indices[kv_indptr[0] : kv_indptr[1]]
-    keys = k_buffer[rows] if skip_extend else k
-    values = v_buffer[rows] if skip_extend else v
+    reads_prefix = flags.get("skip_extend", False)
+    keys, values = (k_buffer[rows], v_buffer[rows]) if reads_prefix else (k, v)
     scores = torch.einsum("qhd,kd->qhk", q, keys[:, 0]) * sm_scale
     if is_causal:
         queries, tokens = scores.shape[0], scores.shape[2]

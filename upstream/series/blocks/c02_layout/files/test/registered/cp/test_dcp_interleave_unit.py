@@ -81,7 +81,9 @@ class TestDcpInterleave(unittest.TestCase):
         for dcp_size, interleave_size, rank, hand in self._each():
             # Two pages in an order of their own; the run ends anywhere in the second.
             page = dcp_size * interleave_size * 2
-            slots = torch.cat([torch.arange(page) + 3 * page, torch.arange(page) + page])
+            slots = torch.cat(
+                [torch.arange(page) + 3 * page, torch.arange(page) + page]
+            )
             for length in range(page, 2 * page + 1):
                 got = maybe_dcp_kernel_indices(
                     slots[:length], dcp_size, rank, interleave_size

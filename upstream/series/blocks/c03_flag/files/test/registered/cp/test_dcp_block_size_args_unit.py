@@ -36,16 +36,19 @@ class TestDcpBlockSizeArgs(unittest.TestCase):
             is_hybrid_swa=False,
             attention_chunk_size=None,
         )
-        with patch.multiple(
-            dcp_block_hook,
-            MHA_BACKENDS=frozenset({"good"}),
-            MLA_BACKENDS=frozenset({"good"}),
-            resolving_view=lambda _: config,
-            resolved_view=lambda _: config,
-            use_mla_backend=lambda _: is_mla,
-            model_config_of=lambda _: model,
-            get_platform=lambda: platform,
-        ), patch("sglang.srt.configs.hybrid_arch.mambaish_config", lambda _: None):
+        with (
+            patch.multiple(
+                dcp_block_hook,
+                MHA_BACKENDS=frozenset({"good"}),
+                MLA_BACKENDS=frozenset({"good"}),
+                resolving_view=lambda _: config,
+                resolved_view=lambda _: config,
+                use_mla_backend=lambda _: is_mla,
+                model_config_of=lambda _: model,
+                get_platform=lambda: platform,
+            ),
+            patch("sglang.srt.configs.hybrid_arch.mambaish_config", lambda _: None),
+        ):
             dcp_block_hook.validate_dcp_block_size(None)
 
     def test_accepted(self):

@@ -87,7 +87,13 @@ class TestDcpBlockIndices(unittest.TestCase):
                 for begins in (None, starts):
                     with self.subTest(size=size, interleave_size=interleave_size):
                         self._check_arrays(
-                            table, pool_indices, lens, begins, size, rank, interleave_size
+                            table,
+                            pool_indices,
+                            lens,
+                            begins,
+                            size,
+                            rank,
+                            interleave_size,
                         )
 
     def _check_arrays(
@@ -114,7 +120,9 @@ class TestDcpBlockIndices(unittest.TestCase):
             start = 0 if starts is None else int(starts[request])
             positions = range(start, start + int(lens[request]))
             owned = [
-                p for p in positions if owner_and_row(p, size, interleave_size)[0] == rank
+                p
+                for p in positions
+                if owner_and_row(p, size, interleave_size)[0] == rank
             ]
             want_lens.append(len(owned))
             slots = [int(table[pool_index, position]) for position in owned]

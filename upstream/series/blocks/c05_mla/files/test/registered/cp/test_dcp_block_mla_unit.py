@@ -116,7 +116,9 @@ class TestDcpBlockMla(unittest.TestCase):
         stream = torch.randperm(int(lens.sum()), device=DEVICE).int() + 8
         for size, rank, interleave_size in each_rank():
             for is_replay in (False, True):
-                with self.subTest(size=size, rank=rank, interleave_size=interleave_size):
+                with self.subTest(
+                    size=size, rank=rank, interleave_size=interleave_size
+                ):
                     got_lens, got_indptr = lens.clone(), indptr.clone()
                     got = stream.clone()
                     with dcp(size, rank, interleave_size):
@@ -148,8 +150,8 @@ class TestDcpBlockMla(unittest.TestCase):
 
     def test_graph_bound_covers_every_request(self):
         backend = SimpleNamespace()
-        backend._get_dcp_local_seq_lens = (
-            lambda lens: TRTLLMMLABackend._get_dcp_local_seq_lens(backend, lens)
+        backend._get_dcp_local_seq_lens = lambda lens: (
+            TRTLLMMLABackend._get_dcp_local_seq_lens(backend, lens)
         )
         for size, rank, interleave_size in each_rank():
             with dcp(size, rank, interleave_size):
@@ -179,11 +181,14 @@ class TestDcpBlockMla(unittest.TestCase):
 
         decode = SimpleNamespace(trtllm_batch_decode_with_kv_cache_mla=kernel)
         for interleave_size, bound in ((4, lens * 2), (1, lens + 100)):
-            with dcp(2, 1, interleave_size), patch.object(
-                cutedsl_mla_backend,
-                "flashinfer",
-                SimpleNamespace(decode=decode),
-                create=True,
+            with (
+                dcp(2, 1, interleave_size),
+                patch.object(
+                    cutedsl_mla_backend,
+                    "flashinfer",
+                    SimpleNamespace(decode=decode),
+                    create=True,
+                ),
             ):
                 CuteDslMLABackend._run_decode_kernel(
                     backend,

@@ -44,18 +44,18 @@ class TestDcpTritonMla(unittest.TestCase):
         buffer = torch.cat([torch.randn(num_prefix, 1, LATENT + ROPE), k])
         scale = 0.5
 
-        def extend_attention(
-            q, k, v, o, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, *_, **kw
-        ):
+        def extend_attention(*, q_extend, k_extend, v_extend, o_extend, **args):
+            qo_indptr, kv_indptr = args["qo_indptr"], args["kv_indptr"]
             for request in range(len(qo_indptr) - 1):
                 new = slice(qo_indptr[request], qo_indptr[request + 1])
-                rows = kv_indices[kv_indptr[request] : kv_indptr[request + 1]]
-                keys = torch.cat([k_buffer[rows], k[new]])[:, 0]
-                values = torch.cat([v_buffer[rows], v[new]])[:, 0]
-                scores = torch.einsum("qhd,kd->qhk", q[new], keys) * kw["sm_scale"]
+                rows = args["kv_indices"][kv_indptr[request] : kv_indptr[request + 1]]
+                keys = torch.cat([args["k_buffer"][rows], k_extend[new]])[:, 0]
+                values = torch.cat([args["v_buffer"][rows], v_extend[new]])[:, 0]
+                scores = torch.einsum("qhd,kd->qhk", q_extend[new], keys)
+                scores *= args["sm_scale"]
                 hidden = torch.ones(scores.shape[0], len(keys)).triu(1 + len(rows))
                 scores.masked_fill_(hidden.bool()[:, None], -float("inf"))
-                o[new] = torch.einsum("qhk,kd->qhd", scores.softmax(-1), values)
+                o_extend[new] = torch.einsum("qhk,kd->qhd", scores.softmax(-1), values)
 
         indptr = torch.tensor([0, *extend_lens]).cumsum(0)
         backend = SimpleNamespace(
@@ -79,12 +79,12 @@ class TestDcpTritonMla(unittest.TestCase):
         )
         got = TritonAttnBackend._forward_extend_dcp_mla(
             backend,
+            layer,
+            forward_batch,
             q,
             k,
             k[..., :LATENT],
             torch.empty(num_extend, HEADS * LATENT),
-            layer,
-            forward_batch,
             0.0,
         )
 
