@@ -10,21 +10,21 @@ MINUTES ?= 30
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-REQUIREMENTS := requirements/cpu.txt requirements/plots.txt requirements/cpu-no-deps.txt
+REQUIREMENTS := requirements/cpu.txt requirements/plots.txt requirements/upstream.txt requirements/cpu-no-deps.txt
 
 PYTEST := $(BIN)/python -m pytest -o console_output_style=count
 # Fast layers first: a fault in the layout shows before an engine starts.
-FAST := tests/docs tests/unit tests/patches tests/kernels
+FAST := tests/docs tests/unit tests/upstream tests/patches tests/kernels
 MOONCAKE := tests/transfer tests/engine/test_pd.py
 ALL = $(FAST) $$($(LOADS_MOONCAKE) && echo tests/transfer tests/engine || echo tests/engine $(addprefix --ignore=,$(MOONCAKE)))
 LOADS_MOONCAKE = $(BIN)/python -c 'import mooncake.engine' 2>/dev/null
 SAY_IF_NOT = @$(LOADS_MOONCAKE) || echo 'LEFT OUT: $(MOONCAKE), because Mooncake does not load. On Debian and Ubuntu: apt-get install libibverbs1'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-real demo-pd test test-all soak check bench bench-full readme-table gpu-check docs docs-check clean
+.PHONY: help venv demo demo-real demo-pd test test-all soak check bench bench-full readme-table gpu-check docs docs-check upstream-patch upstream-verify fork clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 	@echo
 	@echo 'variables: PYTHON=python3.11  ARGS="--part tiny" (demo), ARGS="--dcp 2" (demo-pd) or ARGS="-k layout" (test)'
 
@@ -35,7 +35,7 @@ $(STAMP): $(REQUIREMENTS) pyproject.toml
 	@echo 'Installing into $(VENV): some minutes and about 3 GB.'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --no-deps $(TORCH) || $(BIN)/python -m pip install --no-deps --index-url $(TORCH_INDEX) $(TORCH)
-	$(BIN)/python -m pip install -r requirements/cpu.txt -r requirements/plots.txt
+	$(BIN)/python -m pip install -r requirements/cpu.txt -r requirements/plots.txt -r requirements/upstream.txt
 	$(BIN)/python -m pip install --no-deps -r requirements/cpu-no-deps.txt
 	$(BIN)/python -m pip install --no-deps -e .
 	@touch $@
@@ -89,6 +89,15 @@ docs: venv ## write the pages, pictures and the dashboard that are made from the
 
 docs-check: venv ## dead links, names and errors that do not exist, snippets that do not run
 	$(PYTEST) tests/docs tests/patches/test_docs.py tests/patches/test_error_docs.py $(ARGS)
+
+upstream-patch: venv ## the change as a patch series for upstream, in dist/upstream
+	$(BIN)/python -m upstream patch $(ARGS)
+
+upstream-verify: venv ## the exported tree without the plugin: its tests, upstream's kits; ARGS=--engine for the engine
+	$(BIN)/python -m upstream verify $(ARGS)
+
+fork: venv ## SGLang with the series, as a wheel in dist/fork
+	$(BIN)/python -m upstream fork $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -85,10 +86,13 @@ def obey(order: dict) -> None:
 
 def snapshot(scheduler) -> dict:
     """What this scheduler's memory holds, as plain data and tensors."""
+    import sglang
     from sglang.srt.runtime_context import get_parallel
 
     allocator, parallel = scheduler.token_to_kv_pool_allocator, get_parallel()
     state = {
+        "sglang": sglang.__file__,
+        "plugin": sorted(name for name in sys.modules if name.startswith("sglang_dcp_block.patches")),
         "dcp_rank": parallel.attn_dcp_rank,
         "dcp_size": parallel.attn_dcp_size,
         "virtual_page": allocator.page_size,

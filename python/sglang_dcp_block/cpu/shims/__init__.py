@@ -18,6 +18,7 @@ from sglang_dcp_block.cpu.shims import (
     head_padding,
     host_cache,
     mla_writer,
+    neutral_rows,
     padded_lengths,
     platform_check,
     prefill_events,
@@ -43,6 +44,7 @@ SHIMS: tuple[Shim, ...] = (
     Shim("DCP backends", "a backend without a DCP path would start and serve wrong tokens", dcp_backends.install),
     Shim("head padding", "padded KV heads make GQA with DCP silently wrong", head_padding.install),
     Shim("MLA cache writer", "the writer used off CUDA ignores which rank owns a token", mla_writer.install),
+    Shim("neutral rows", "MLA backends clear rows without KV by a CUDA kernel under DCP", neutral_rows.install),
     Shim("FlashInfer MLA", "FlashInfer has no CPU kernels", flashinfer_mla.install),
     Shim("all-to-all", "--dcp-comm-backend a2a exchanges through an operator for CUDA alone", all_to_all.install),
     Shim(

@@ -1,0 +1,52 @@
+"""The cover letter of the blocks series, in upstream's form, with the figures that this checkout has measured."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from upstream.commit import Commit
+
+TEMPLATE = Path(__file__).parent / "cover_letter.md"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "transfer.csv"
+WAYS = ("token round-robin", "host pack", "blocks of 8", "blocks of 64")  # of the benchmark, those that the series has
+PD = "c06_pd"
+
+
+def render(commits: Sequence[Commit], results: Path = RESULTS) -> str:
+    """The letter for these commits."""
+    has_pd = any(commit.name == PD for commit in commits)
+    return TEMPLATE.read_text().format(
+        commits="\n".join(f"{number}. **{commit.subject}**" for number, commit in enumerate(commits, 1)),
+        figures=figures(results),
+        pd="they agree on the layout before KV is sent, and a peer that does not know it is refused with the reason."
+        if has_pd
+        else "PD disaggregation is refused with it in this version of the series.",
+    )
+
+
+def figures(results: Path) -> str:
+    """A table of the transfer benchmark's largest case, or a sentence that says that there is none."""
+    if not results.is_file():
+        return "Not measured in this checkout."
+    with results.open() as file:
+        rows = [row for row in csv.DictReader(file) if row["way"] in WAYS]
+    if not rows:
+        return "Not measured in this checkout."
+    case = max((int(row["layers"]), int(row["tokens"])) for row in rows)
+    chosen = [row for row in rows if (int(row["layers"]), int(row["tokens"])) == case]
+    lines = [
+        "One chunk of {} layers x {:,} tokens to one of 8 decode ranks, Mooncake TCP on loopback between two".format(
+            *case
+        ),
+        "processes, measured with the plugin that this series was made from (a segment costs the most over TCP):",
+        "",
+        "| | segments | bytes staged | p50, ms |",
+        "|---|---|---|---|",
+        *(
+            f"| {row['way']} | {int(row['segments']):,} | {int(row['staged']):,} | {float(row['p50_s']) * 1e3:,.0f} |"
+            for row in chosen
+        ),
+    ]
+    return "\n".join(lines)

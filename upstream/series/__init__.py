@@ -1,0 +1,1 @@
+"""What the series change, one folder a series, and in it one folder a commit."""

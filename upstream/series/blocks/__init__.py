@@ -1,0 +1,1 @@
+"""Blocks of tokens for decode context parallelism; the first commit stands alone."""

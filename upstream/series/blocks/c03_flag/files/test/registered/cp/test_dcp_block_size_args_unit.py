@@ -1,0 +1,95 @@
+"""--dcp-block-size: what it resolves to, and what is refused."""
+
+import unittest
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from sglang.srt.arg_groups import dcp_block_hook
+from sglang.srt.arg_groups.overrides import _page_size_default
+from sglang.srt.runtime_context import dcp_interleave_size_of
+from sglang.srt.server_args import ServerArgs
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=10, suite="base-a-test-cpu")
+
+PLATFORM = SimpleNamespace(is_hip=False, is_npu=False, is_xpu=False)
+CONFIG = SimpleNamespace(
+    dcp_block_size=16,
+    dcp_size=4,
+    page_size=64,
+    kv_cache_dtype="auto",
+    speculative_algorithm=None,
+    enable_unified_memory=False,
+    enable_hierarchical_cache=False,
+    disaggregation_mode="null",
+    attention_backend="good",
+    prefill_attention_backend=None,
+    decode_attention_backend=None,
+)
+
+
+class TestDcpBlockSizeArgs(unittest.TestCase):
+    def _validate(self, platform=PLATFORM, is_mla=False, **changes):
+        config = SimpleNamespace(**{**vars(CONFIG), **changes})
+        model = SimpleNamespace(
+            hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]),
+            is_hybrid_swa=False,
+            attention_chunk_size=None,
+        )
+        with (
+            patch.multiple(
+                dcp_block_hook,
+                MHA_BACKENDS=frozenset({"good"}),
+                MLA_BACKENDS=frozenset({"good"}),
+                resolving_view=lambda _: config,
+                resolved_view=lambda _: config,
+                use_mla_backend=lambda _: is_mla,
+                model_config_of=lambda _: model,
+                get_platform=lambda: platform,
+            ),
+            patch("sglang.srt.configs.hybrid_arch.mambaish_config", lambda _: None),
+        ):
+            dcp_block_hook.validate_dcp_block_size(None)
+
+    def test_accepted(self):
+        for block_size in (None, 1, 16, 64):
+            with self.subTest(block_size=block_size):
+                self._validate(dcp_block_size=block_size)
+        self._validate(is_mla=True)
+
+    def test_refused(self):
+        for text, changes in (
+            ("at least 1", {"dcp_block_size": 0}),
+            ("--dcp-size", {"dcp_size": 1}),
+            ("must divide --page-size 64", {"dcp_block_size": 48}),
+            ("must divide", {"page_size": 1}),
+            ("attention backends", {"attention_backend": "bad"}),
+            ("attention backends", {"decode_attention_backend": "bad"}),
+            ("FP4", {"kv_cache_dtype": "fp4_e2m1"}),
+            ("speculative", {"speculative_algorithm": "EAGLE"}),
+            ("--enable-unified-memory", {"enable_unified_memory": True}),
+            ("--enable-hierarchical-cache", {"enable_hierarchical_cache": True}),
+        ):
+            with self.subTest(**changes), self.assertRaisesRegex(ValueError, text):
+                self._validate(**changes)
+
+    def test_other_platforms_keep_their_own_layout(self):
+        npu = SimpleNamespace(is_hip=False, is_npu=True, is_xpu=False)
+        self._validate(platform=npu, dcp_block_size=None)
+        with self.assertRaisesRegex(ValueError, "CUDA only"):
+            self._validate(platform=npu)
+
+    def test_page_size_follows(self):
+        view = SimpleNamespace(page_size=None, dcp_block_size=16)
+        self.assertEqual(_page_size_default(view), {"page_size": 16})
+        view = SimpleNamespace(page_size=64, dcp_block_size=16)
+        self.assertEqual(_page_size_default(view), {})
+
+    def test_unset_is_single_tokens(self):
+        args = ServerArgs(model_path="dummy")
+        self.assertIsNone(args.dcp_block_size)
+        self.assertEqual(dcp_interleave_size_of(args), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

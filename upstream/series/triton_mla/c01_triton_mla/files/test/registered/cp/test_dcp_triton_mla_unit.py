@@ -1,0 +1,111 @@
+"""MLA under DCP in the Triton backend: writes, and the gathered prefix of extend."""
+
+import unittest
+from types import SimpleNamespace
+
+import torch
+
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+from sglang.srt.models.deepseek_common.attention_forward_methods.forward_mla import (
+    is_mla_dcp_lse_base_on_e,
+)
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=10, suite="base-a-test-cpu")
+
+LATENT, ROPE, HEADS = 4, 2, 3
+
+
+class TestDcpTritonMla(unittest.TestCase):
+    def test_writes_take_the_mla_door(self):
+        written = []
+        backend = SimpleNamespace(
+            use_mla=True,
+            dcp_size=2,
+            token_to_kv_pool=SimpleNamespace(
+                set_mla_kv_buffer=lambda *args: written.append(args)
+            ),
+        )
+        k = torch.randn(5, 1, LATENT + ROPE)
+        layer = SimpleNamespace(v_head_dim=LATENT)
+        TritonAttnBackend._set_kv_buffer(
+            backend, None, layer, "loc", k, k[..., :LATENT]
+        )
+        ((_, loc, latent, rope),) = written
+        self.assertEqual(loc, "loc")
+        self.assertTrue(torch.equal(torch.cat([latent, rope], -1), k))
+
+    def test_extend_reads_the_gathered_prefix(self):
+        torch.manual_seed(0)
+        prefix_lens, extend_lens = [5, 0, 3], [2, 4, 1]
+        num_prefix, num_extend = sum(prefix_lens), sum(extend_lens)
+        q = torch.randn(num_extend, HEADS * (LATENT + ROPE))
+        k = torch.randn(num_extend, 1, LATENT + ROPE)
+        buffer = torch.cat([torch.randn(num_prefix, 1, LATENT + ROPE), k])
+        scale = 0.5
+
+        def extend_attention(*, q_extend, k_extend, v_extend, o_extend, **args):
+            qo_indptr, kv_indptr = args["qo_indptr"], args["kv_indptr"]
+            for request in range(len(qo_indptr) - 1):
+                new = slice(qo_indptr[request], qo_indptr[request + 1])
+                rows = args["kv_indices"][kv_indptr[request] : kv_indptr[request + 1]]
+                keys = torch.cat([args["k_buffer"][rows], k_extend[new]])[:, 0]
+                values = torch.cat([args["v_buffer"][rows], v_extend[new]])[:, 0]
+                scores = torch.einsum("qhd,kd->qhk", q_extend[new], keys)
+                scores *= args["sm_scale"]
+                hidden = torch.ones(scores.shape[0], len(keys)).triu(1 + len(rows))
+                scores.masked_fill_(hidden.bool()[:, None], -float("inf"))
+                o_extend[new] = torch.einsum("qhk,kd->qhd", scores.softmax(-1), values)
+
+        indptr = torch.tensor([0, *extend_lens]).cumsum(0)
+        backend = SimpleNamespace(
+            forward_metadata=SimpleNamespace(
+                kv_indptr=torch.full((4,), 99), qo_indptr=indptr, max_extend_len=4
+            ),
+            extend_attention_fwd=extend_attention,
+        )
+        layer = SimpleNamespace(
+            tp_q_head_num=HEADS,
+            qk_head_dim=LATENT + ROPE,
+            v_head_dim=LATENT,
+            scaling=scale,
+            xai_temperature_len=-1,
+        )
+        forward_batch = SimpleNamespace(
+            extend_prefix_lens=torch.tensor(prefix_lens),
+            attn_dcp_metadata=SimpleNamespace(
+                dcp_kv_buffer=buffer, dcp_extend_prefix_lens_sum=num_prefix
+            ),
+        )
+        got = TritonAttnBackend._forward_extend_dcp_mla(
+            backend,
+            layer,
+            forward_batch,
+            q,
+            k,
+            k[..., :LATENT],
+            torch.empty(num_extend, HEADS * LATENT),
+            0.0,
+        )
+
+        begin = 0
+        for request, prefix_len in enumerate(prefix_lens):
+            new = slice(indptr[request], indptr[request + 1])
+            whole = torch.cat([buffer[begin : begin + prefix_len], k[new]])[:, 0]
+            begin += prefix_len
+            queries = q[new].view(-1, HEADS, LATENT + ROPE)
+            for i, query in enumerate(queries):
+                seen = whole[: prefix_len + i + 1]
+                weights = torch.softmax(query @ seen.T * scale, dim=-1)
+                want = weights @ seen[:, :LATENT]
+                torch.testing.assert_close(
+                    got[indptr[request] + i].view(HEADS, LATENT), want
+                )
+
+    def test_lse_is_natural(self):
+        self.assertTrue(is_mla_dcp_lse_base_on_e("triton"))
+        self.assertFalse(is_mla_dcp_lse_base_on_e("flashinfer"))
+
+
+if __name__ == "__main__":
+    unittest.main()
