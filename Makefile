@@ -20,7 +20,7 @@ LOADS_MOONCAKE = $(BIN)/python -c 'import mooncake.engine' 2>/dev/null
 SAY_IF_NOT = @$(LOADS_MOONCAKE) || echo 'LEFT OUT: $(MOONCAKE), because Mooncake does not load. On Debian and Ubuntu: apt-get install libibverbs1'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-real demo-pd test test-all check gpu-check docs upstream-patch clean
+.PHONY: help venv demo demo-real demo-pd test test-all check gpu-check docs upstream-patch upstream-check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -72,6 +72,9 @@ docs: venv ## write the pages that are made from the code
 
 upstream-patch: venv ## the change as a patch series for upstream, in dist/upstream
 	$(BIN)/python -m upstream patch $(ARGS)
+
+upstream-check: venv ## what has moved in another SGLang: make upstream-check VERSION=0.5.22 ARGS=--diff
+	$(BIN)/python -m upstream.check $(VERSION) $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
