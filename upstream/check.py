@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from sglang_dcp_block.patches import fingerprint, register
+from sglang_dcp_block.patches.register import PatchPoint
 from upstream import commit, wheel
-from upstream.drift import Drift, LostAnchor, State, drifts, lost_anchors
+from upstream.drift import PARTS, Drift, LostAnchor, State, drifts, lost_anchors
 
 EPILOG = """\
 exit status: 0 everything is known, 1 something has changed or is missing, 2 the release could not be read
@@ -31,8 +32,17 @@ examples:
 """
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Command line entry point; returns the exit status."""
+def main(
+    argv: list[str] | None = None,
+    parts: dict[str, tuple[PatchPoint, ...]] = PARTS,
+    commits: Sequence[commit.Commit] | None = None,
+) -> int:
+    """Command line entry point; returns the exit status.
+
+    Args:
+        parts: name -> patch points; all of them by default.
+        commits: of the patch series; all of them by default.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m upstream.check",
         description="Look for every patch point, and every anchor of the patch series, in a release of SGLang. "
@@ -47,10 +57,11 @@ def main(argv: list[str] | None = None) -> int:
     form.add_argument("--diff", action="store_true", help="print the differences, to be read before they are learnt")
     form.add_argument("--json", action="store_true", help="print the result as JSON")
     args = parser.parse_args(argv)
-    commits = [one for series in commit.ALL for one in commit.load(series)]
+    if commits is None:
+        commits = [one for series in commit.ALL for one in commit.load(series)]
     try:
-        with _package(args.version, args.tree) as tree, _package(newest_known()) as base:
-            found = drifts(tree, base, fingerprint.known().values())
+        with _package(args.version, args.tree) as tree, _package(newest := newest_known(), _installed(newest)) as base:
+            found = drifts(tree, base, fingerprint.known().values(), parts)
             lost = lost_anchors(commits, tree)
     except (wheel.WheelError, OSError, SyntaxError, UnicodeDecodeError, LookupError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
@@ -70,6 +81,10 @@ def main(argv: list[str] | None = None) -> int:
 def newest_known() -> str:
     """The newest release that the patch points are known to fit."""
     return max(fingerprint.known(), key=_as_numbers)
+
+
+def _installed(version: str) -> Path | None:
+    return fingerprint.installed_tree() if register.upstream_version() == version else None
 
 
 @contextmanager

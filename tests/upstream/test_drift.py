@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from sglang_dcp_block.patches import fingerprint
 from sglang_dcp_block.patches.points import all_points
 from sglang_dcp_block.patches.register import Kind, PatchPoint
-from upstream import check, commit, edit, wheel
+from upstream import check, edit, wheel
 from upstream.commit import Commit
 from upstream.drift import PARTS, State, drifts, lost_anchors
 
@@ -90,31 +91,35 @@ def test_every_patch_point_belongs_to_a_part() -> None:
     assert {p.target for points in PARTS.values() for p in points} == {p.target for p in all_points()}
 
 
+LAYOUT = "sglang.srt.layers.dcp.layout"
+TWO_OF_LAYOUT = {
+    "KV cache": tuple(
+        p for p in all_points() if p.target in (f"{LAYOUT}.get_dcp_lens", f"{LAYOUT}.maybe_dcp_kernel_indices")
+    )
+}
+
+
 class TestCommand:
-    """On the files of the installed SGLang that the patch points are in."""
+    """On files of the installed SGLang."""
 
     @pytest.fixture
     def copy(self, tmp_path: Path) -> Path:
-        installed = fingerprint.installed_tree()
-        files = {fingerprint._split(p.target, installed)[0] for p in all_points()}
-        commits = [one for series in commit.ALL for one in commit.load(series)]
-        modules = {one.module for c in commits for one in c.edits}
-        files |= {installed.parent / f"{module.replace('.', '/')}.py" for module in modules}
-        for file in files:
-            destination = tmp_path / "sglang" / file.relative_to(installed)
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, destination)
+        """A package folder with the module of two patch points."""
+        file = tmp_path / "sglang" / "srt" / "layers" / "dcp" / "layout.py"
+        file.parent.mkdir(parents=True)
+        shutil.copy(fingerprint.installed_tree() / "srt" / "layers" / "dcp" / "layout.py", file)
         return tmp_path / "sglang"
 
     def run(self, copy: Path, capsys: pytest.CaptureFixture[str], *flags: str, version: str = "0.5.23") -> Any:
-        status = check.main([version, "--tree", str(copy), *flags])
+        status = check.main([version, "--tree", str(copy), *flags], TWO_OF_LAYOUT, commits=[])
         return status, capsys.readouterr().out
 
-    def test_the_supported_release_is_all_known(self, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        status, out = self.run(copy, capsys)
+    def test_the_installed_release_has_everything(self, capsys: pytest.CaptureFixture[str]) -> None:
+        status = check.main(["0.5.23", "--tree", str(fingerprint.installed_tree())])
+        out = capsys.readouterr().out
         assert status == 0
-        assert "0 changed, 0 missing. Supported." in out
-        assert "0 of" not in out
+        assert f"{len(all_points())} known, 0 changed, 0 missing. Supported." in out
+        assert re.search(r"\n(\d+) of \1 edits of the patch series fit", out)
 
     def test_another_release_with_the_same_source_is_to_be_tested(
         self, copy: Path, capsys: pytest.CaptureFixture[str]
