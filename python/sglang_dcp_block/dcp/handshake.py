@@ -6,6 +6,9 @@ Three messages, all ignored by a peer that knows nothing of blocks:
     decode's registration  a tagged trailing frame: "send me blocks of B tokens"
     prefill's success      a tagged trailing frame: "these were blocks of B tokens"
 
+A SGLang that has blocks built in (the patch series) says the second and the third alike.  Its decode server asks in the
+query of SGLang's own topology route, and a prefill server answers there, beside the topology (:data:`FIELD`).
+
 Plain functions over plain data; transport and SGLang's objects are the adapters' business.
 """
 
@@ -20,6 +23,8 @@ from sglang_dcp_block.dcp.quarantine import MAX_SECONDS
 PROTOCOL = 1
 ROUTE = "/dcp_layout"
 TAG = b"dcp_block_size="
+TOPOLOGY_ROUTE = "/route"
+FIELD = "dcp_block_size"  # in that route's query: "I have blocks of B tokens"; in its answer: "my own cache has"
 
 
 class HandshakeError(ValueError):
@@ -143,6 +148,16 @@ def _positive(data: Mapping[str, object], name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise HandshakeError(f"{name}: expected a positive int, got {value!r}")
     return value
+
+
+def knows_blocks(topology: object) -> bool:
+    """Whether an answer of :data:`TOPOLOGY_ROUTE` to a query with :data:`FIELD` is of a SGLang that has blocks built in.
+
+    >>> knows_blocks({"page_size": 64, "dcp_block_size": 1}), knows_blocks({"page_size": 64})
+    (True, False)
+    """
+    value = topology.get(FIELD) if isinstance(topology, Mapping) else None
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def agreed(reports: Mapping[str, Capability], expected: int) -> Capability | None:

@@ -100,6 +100,8 @@ def _refusal(addr: str, queue: Any) -> Refusal | None:
     try:
         response = requests.get(f"http://{addr}{handshake.ROUTE}", timeout=TIMEOUT_SECONDS)
         if response.status_code == 404:
+            if _has_blocks_built_in(addr, ours):
+                return None  # it judges our registration
             return Refusal(
                 Reason.NO_BLOCKS,
                 f"expected one that places KV in blocks of {ours.block_size}, got one that does not know blocks. "
@@ -117,6 +119,21 @@ def _refusal(addr: str, queue: Any) -> Refusal | None:
     if early := pd_release.refusal_of(queue.transfer_queue, addr, capability.transfer_timeout_seconds):
         return Refusal(Reason.EARLY_RELEASE, early)
     return None
+
+
+def _has_blocks_built_in(addr: str, ours: Side) -> bool:
+    """Whether the prefill server at ``addr`` answers as a SGLang of the patch series does.
+
+    Raises:
+        RequestException, ValueError: it could not be read.
+    """
+    import requests
+
+    topology = ("prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank")
+    query = {**dict.fromkeys(topology, "-1"), handshake.FIELD: str(ours.block_size)}
+    response = requests.get(f"http://{addr}{handshake.TOPOLOGY_ROUTE}", params=query, timeout=TIMEOUT_SECONDS)
+    response.raise_for_status()
+    return handshake.knows_blocks(response.json())
 
 
 def _fail(decode_requests: list[Any], reason: str) -> None:
