@@ -126,6 +126,10 @@ def lost_anchors(commits: Iterable[Commit], tree: Path) -> list[LostAnchor]:
             except edit.AnchorError as error:
                 reason = f"expected {error.anchor} {error.expected} time(s), got {error.got}"
                 lost.append(LostAnchor(commit.name, one.module, one.scope, reason))
+        for path in commit.new_files():
+            if path.startswith("python/") and path.endswith(".py"):
+                module = path.removeprefix("python/").removesuffix(".py").replace("/", ".")
+                sources[module] = (commit.files / path).read_text(encoding="utf-8")
     return lost
 
 
