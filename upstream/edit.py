@@ -246,7 +246,7 @@ def comment(where: Where, text: str, *, expected: int = 1) -> Change:
     return _AtStatement(where.text, expected, where=where, make=make)
 
 
-def guard(where: Where, handlers: str, *, expected: int = 1) -> Change:
+def attempt(where: Where, handlers: str, *, expected: int = 1) -> Change:
     """Put the block of an ``if`` inside ``try``; ``handlers`` are its ``except`` clauses."""
 
     def make(node: Statement) -> list[cst.CSTNode]:

@@ -54,12 +54,12 @@ def test_statements_go_before_and_after():
 
 
 def test_a_block_is_guarded():
-    got = applied("Pool.rows", edit.guard(edit.compares("out", "1"), "except Exception:\n    raise", expected=0))
+    got = applied("Pool.rows", edit.attempt(edit.compares("out", "1"), "except Exception:\n    raise", expected=0))
     assert got == SOURCE
     source = SOURCE.replace("ids.numel() == 0", "size == 0")
     got = edit.apply(
         source,
-        edit.on("pool", "Pool.rows", edit.guard(edit.compares("size", "0"), "except ValueError as e:\n    log(e)")),
+        edit.on("pool", "Pool.rows", edit.attempt(edit.compares("size", "0"), "except ValueError as e:\n    log(e)")),
     )
     block = (
         "        if size == 0:\n            try:\n                return None\n            except ValueError as e:\n"

@@ -1,9 +1,9 @@
 """A decode server whose geometry does not fit is rejected; raised, the error would end the bootstrap thread."""
 
-from upstream.edit import after, before, compares, condition, defines, guard, on, reads, tests
+from upstream.edit import after, attempt, before, compares, condition, defines, on, reads, tests
 
 MESSAGE = """
-[PD] Reject a decode peer, not the bootstrap thread, when it does not fit
+[PD] Reject a decode peer that does not fit, not the bootstrap thread
 
 A registration whose DCP sizes or row sizes do not fit raises in the
 prefill server's only bootstrap thread. The thread ends, and with it the
@@ -21,7 +21,7 @@ EDITS = (
     on(
         CONN,
         "MooncakeKVManager.start_prefill_thread.bootstrap_thread",
-        guard(
+        attempt(
             compares("room", '"None"'),
             """
             except Exception as e:
