@@ -69,6 +69,7 @@ gpu-check: ## the kernels on this machine's GPU; needs torch and triton, not SGL
 docs: venv ## write the pages that are made from the code
 	$(BIN)/python -m sglang_dcp_block.patches --docs docs/patch-points.md
 	$(BIN)/python -m sglang_dcp_block.compatibility docs/compatibility.md
+	$(BIN)/python -m upstream.removals docs/upstreaming.md
 
 upstream-patch: venv ## the change as a patch series for upstream, in dist/upstream
 	$(BIN)/python -m upstream patch $(ARGS)
