@@ -16,8 +16,8 @@ PD = "c07_pd_blocks"
 PD_TEXT = """\
 Set, in PD disaggregation: both sides must know blocks, and no peer of another release can misread the other.
 
-- A decode server names its block size in the query of `/route`. A prefill server that knows blocks adds its own to the answer, for
-  those who ask; where it is missing, requests to that server fail with the reason.
+- A decode server names its block size in the query of `/route`. A prefill server that knows blocks adds its own to the
+  answer, for those who ask; where it is missing, requests to that server fail with the reason.
 - The registration has one more frame, success two more (reason, block size). Both name themselves, `dcp_block_size=64`.
 - Page sizes that a block does not divide, and other block sizes at equal DCP sizes, reject that session and no other.
 

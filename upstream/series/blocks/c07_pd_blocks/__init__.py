@@ -46,7 +46,8 @@ The peers agree first, and a stock peer can misread nothing:
   prefill server may have come back without blocks at an address whose
   answer is cached.
 
-Nothing changes on the wire where no block size is set.
+Nothing that the servers say to each other changes where no block size
+is set.
 """
 
 COMMON = "sglang.srt.disaggregation.common.conn"
