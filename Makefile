@@ -21,7 +21,7 @@ LOADS_MOONCAKE = $(BIN)/python -c 'import mooncake.engine' 2>/dev/null
 SAY_IF_NOT = @$(LOADS_MOONCAKE) || echo 'LEFT OUT: $(MOONCAKE), because Mooncake does not load. On Debian and Ubuntu: apt-get install libibverbs1'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-real demo-pd test test-all soak check bench bench-full readme-table gpu-check docs docs-check upstream-patch upstream-verify fork clean
+.PHONY: help venv demo demo-real demo-pd test test-all soak check bench bench-full readme-table gpu-check docs docs-check upstream-patch upstream-check upstream-verify fork clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -86,6 +86,7 @@ docs: venv ## write the pages, pictures and the dashboard that are made from the
 	$(BIN)/python docs/pictures/transfer_model.py
 	$(BIN)/python docs/grafana/dashboard.py
 	$(BIN)/python -m sglang_dcp_block.transfer_model docs/transfer-model.md
+	$(BIN)/python -m upstream.removals docs/upstreaming.md
 
 docs-check: venv ## dead links, names and errors that do not exist, snippets that do not run
 	$(PYTEST) tests/docs tests/patches/test_docs.py tests/patches/test_error_docs.py $(ARGS)
@@ -98,6 +99,9 @@ upstream-verify: venv ## the exported tree without the plugin: its tests, upstre
 
 fork: venv ## SGLang with the series, as a wheel in dist/fork
 	$(BIN)/python -m upstream fork $(ARGS)
+
+upstream-check: venv ## what has moved in another SGLang: make upstream-check VERSION=0.5.22 ARGS=--diff
+	$(BIN)/python -m upstream.check $(VERSION) $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

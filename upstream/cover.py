@@ -11,7 +11,19 @@ from upstream.commit import Commit
 TEMPLATE = Path(__file__).parent / "cover_letter.md"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "transfer.csv"
 WAYS = ("token round-robin", "host pack", "blocks of 8", "blocks of 64")  # of the benchmark, those that the series has
-PD = "c06_pd"
+PD = "c07_pd_blocks"
+
+PD_TEXT = """\
+Set, in PD disaggregation: both sides must know blocks, and no peer of another release can misread the other.
+
+- A decode server names its block size in the query of `/route`. A prefill server that knows blocks adds its own to the
+  answer, for those who ask; where it is missing, requests to that server fail with the reason.
+- The registration has one more frame, success two more (reason, block size). Both name themselves, `dcp_block_size=64`.
+- Page sizes that a block does not divide, and other block sizes at equal DCP sizes, reject that session and no other.
+
+The frames are those of the plugin that this series was made from; pairs of both kinds were tested on the wire.
+Left out of PD: NIXL and Mori (refused); an order of pages by decode rank in the prefill allocator; and a hold of a failed
+transfer's pages that follows Mooncake's time limit, which concerns every decode server and is an issue of its own."""
 
 
 def render(commits: Sequence[Commit], results: Path = RESULTS) -> str:
@@ -20,9 +32,7 @@ def render(commits: Sequence[Commit], results: Path = RESULTS) -> str:
     return TEMPLATE.read_text().format(
         commits="\n".join(f"{number}. **{commit.subject}**" for number, commit in enumerate(commits, 1)),
         figures=figures(results),
-        pd="they agree on the layout before KV is sent, and a peer that does not know it is refused with the reason."
-        if has_pd
-        else "PD disaggregation is refused with it in this version of the series.",
+        pd=PD_TEXT if has_pd else "Set: PD disaggregation is refused in this version of the series.",
     )
 
 

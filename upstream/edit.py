@@ -70,6 +70,18 @@ def returns() -> Where:
     return _simple("a return", cst.Return)
 
 
+def compares(name: str, value: str) -> Where:
+    """A statement whose own part (not the block below it) compares a name with a literal: ``name == value``."""
+    matcher = m.Comparison(
+        m.Name(name), [m.ComparisonTarget(m.Equal() | m.Is() | m.IsNot(), m.MatchIfTrue(_is(value)))]
+    )
+    return Where(f"{name} compared with {value}", lambda node: bool(_own(node, matcher)))
+
+
+def _is(literal: str) -> Callable[[cst.CSTNode], bool]:
+    return lambda node: cst.Module([]).code_for_node(node) == literal
+
+
 def tests() -> Where:
     """An ``if`` or ``elif``."""
     return Where("an if", lambda node: isinstance(node, cst.If))
@@ -232,6 +244,30 @@ def comment(where: Where, text: str, *, expected: int = 1) -> Change:
         return [_led(node, [*lines, *_comment_lines(text)])]
 
     return _AtStatement(where.text, expected, where=where, make=make)
+
+
+def attempt(where: Where, handlers: str, *, expected: int = 1) -> Change:
+    """Put the block of an ``if`` inside ``try``; ``handlers`` are its ``except`` clauses."""
+
+    def make(node: Statement) -> list[cst.CSTNode]:
+        assert isinstance(node, cst.If)
+        (frame,) = _statements(f"try:\n    pass\n{textwrap.dedent(handlers).strip()}")
+        return [node.with_changes(body=cst.IndentedBlock([frame.with_changes(body=node.body)]))]
+
+    both = tests() & where
+    return _AtStatement(both.text, expected, where=both, make=make)
+
+
+def returning(code: str, *, expected: int = 1) -> Change:
+    """Go on with what a ``return`` returns: ``code`` is an operator and its right side, such as ``+ [1]``."""
+
+    def make(node: Statement) -> list[cst.CSTNode]:
+        statement = cst.ensure_type(cst.ensure_type(node, cst.SimpleStatementLine).body[0], cst.Return)
+        assert statement.value is not None
+        operation = cst.ensure_type(_expression(f"x {code}"), cst.BinaryOperation)
+        return [node.with_deep_changes(statement, value=operation.with_changes(left=statement.value))]
+
+    return _AtStatement(returns().text, expected, where=returns(), make=make)
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import threading
 import time
 from types import SimpleNamespace
@@ -270,3 +271,55 @@ def test_a_failure_keeps_its_own_reason():
     parse = inspect.unwrap(CommonKVManager.parse_kv_status_message)
     manager = SimpleNamespace(kv_status_msg_tag=None)
     assert pd_decode.require_echo(parse, manager, status_message("Failed", b"why"))[3] == "why"
+
+
+class TestBlocksBuiltIn:
+    """Peers whose SGLang has blocks built in: they ask, and answer, in SGLang's own topology route."""
+
+    TOPOLOGY = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
+
+    @pytest.fixture
+    def built_in(self, bootstrap, monkeypatch):
+        """The address of a stock bootstrap server that names a block size to those who ask, as the patch series does."""
+        from aiohttp import web
+        from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer
+
+        original = CommonKVBootstrapServer._handle_route_get
+
+        async def with_field(self, request):
+            response = await original(self, request)
+            if "dcp_block_size" in request.query and response.status == 200:
+                return web.json_response({**json.loads(response.text), "dcp_block_size": 1})
+            return response
+
+        monkeypatch.setattr(CommonKVBootstrapServer, "_handle_route_get", with_field)
+        return bootstrap(knows_blocks=False)
+
+    def test_such_a_prefill_server_is_ready(self, built_in, counted):
+        assert Queue().ask(built_in) == ([built_in], {})
+        assert counted == []
+
+    def test_such_a_decode_server_is_told(self, bootstrap):
+        address = bootstrap()
+        report(address, dataclasses.replace(CAPABILITY, dcp_size=2, block_size=8))
+        answer = requests.get(f"http://{address}{self.TOPOLOGY}&dcp_block_size=64", timeout=5).json()
+        assert answer["dcp_block_size"] == 8
+        assert answer["page_size"] == 8
+
+    def test_who_does_not_ask_gets_what_stock_answers(self, bootstrap):
+        """SGLang's decode servers take no key that they do not know."""
+        from sglang.srt.disaggregation.common.conn import PrefillServerInfo
+
+        address = bootstrap()
+        report(address)
+        PrefillServerInfo(**requests.get(f"http://{address}{self.TOPOLOGY}", timeout=5).json())
+
+    def test_it_asks_again_until_all_ranks_stand_for_it(self, bootstrap, monkeypatch):
+        monkeypatch.setattr(pd_capability, "PATIENCE_SECONDS", 0.1)
+        address = bootstrap()
+        url = f"http://{address}{self.TOPOLOGY}&dcp_block_size=64"
+        assert requests.get(url, timeout=5).status_code == 503
+        report(address)
+        assert requests.get(url, timeout=5).status_code == 200
+        report(address, dataclasses.replace(CAPABILITY, digest="another"), rank="1")
+        assert requests.get(url, timeout=5).status_code == 409

@@ -53,6 +53,25 @@ def test_statements_go_before_and_after():
     assert got.index("# kept") < got.index("b = 2") < got.index("a = 1") < got.index("self.last")
 
 
+def test_a_block_is_guarded():
+    got = applied("Pool.rows", edit.attempt(edit.compares("out", "1"), "except Exception:\n    raise", expected=0))
+    assert got == SOURCE
+    source = SOURCE.replace("ids.numel() == 0", "size == 0")
+    got = edit.apply(
+        source,
+        edit.on("pool", "Pool.rows", edit.attempt(edit.compares("size", "0"), "except ValueError as e:\n    log(e)")),
+    )
+    block = (
+        "        if size == 0:\n            try:\n                return None\n            except ValueError as e:\n"
+        "                log(e)\n        out ="
+    )
+    assert block in got
+
+
+def test_what_is_returned_goes_on():
+    assert lines_of(applied("helper", edit.returning("+ [1]"))) == ["    return ids // size + [1]"]
+
+
 def test_a_condition_keeps_its_comment_and_block():
     got = applied("Pool.rows", edit.condition(edit.reads("ids", "numel"), "not any(ids)"))
     assert got == SOURCE.replace("ids.numel() == 0", "not any(ids)")

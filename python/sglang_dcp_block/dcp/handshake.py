@@ -6,6 +6,9 @@ Three messages, all ignored by a peer that knows nothing of blocks:
     decode's registration  a tagged trailing frame: "send me blocks of B tokens"
     prefill's success      a tagged trailing frame: "these were blocks of B tokens"
 
+A SGLang that has blocks built in (the patch series) says the second and the third alike.  Its decode server asks in the
+query of SGLang's own topology route, and a prefill server answers there, beside the topology (:data:`FIELD`).
+
 Plain functions over plain data; transport and SGLang's objects are the adapters' business.
 """
 
@@ -25,6 +28,8 @@ MAX_NUMBER = 2**31 - 1
 MAX_DIGEST = 64  # characters
 MAX_RANKS = 1 << 16  # of a server
 TAG = b"dcp_block_size="
+TOPOLOGY_ROUTE = "/route"
+FIELD = "dcp_block_size"  # in that route's query: "I have blocks of B tokens"; in its answer: "my own cache has"
 
 
 class HandshakeError(ValueError):
@@ -160,6 +165,16 @@ def rank_from(data: object) -> str:
     if not isinstance(data, str) or not re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9}){4}", data):
         raise HandshakeError(f"rank: expected five numbers joined by '-', got {shown(data)}")
     return data
+
+
+def knows_blocks(topology: object) -> bool:
+    """Whether an answer of :data:`TOPOLOGY_ROUTE` to a query with :data:`FIELD` is of a SGLang that has blocks built in.
+
+    >>> knows_blocks({"page_size": 64, "dcp_block_size": 1}), knows_blocks({"page_size": 64})
+    (True, False)
+    """
+    value = topology.get(FIELD) if isinstance(topology, Mapping) else None
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def agreed(reports: Mapping[str, Capability], expected: int) -> Capability | None:

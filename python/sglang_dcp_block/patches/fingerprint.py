@@ -36,7 +36,12 @@ def of_source(source: str) -> str:
 
 
 def from_tree(target: str, tree: Path) -> str:
-    """Fingerprint of ``target`` in the SGLang source tree whose package folder is ``tree``.
+    """Fingerprint of ``target`` in the SGLang source tree whose package folder is ``tree``; errors as :func:`source_in`."""
+    return of_source(source_in(target, tree))
+
+
+def source_in(target: str, tree: Path) -> str:
+    """Source text of ``target`` in the SGLang source tree whose package folder is ``tree``.
 
     Args:
         target: dotted path, ``sglang.<module>.<name>[.<name>]``.
@@ -58,7 +63,7 @@ def from_tree(target: str, tree: Path) -> str:
         raise TargetMissingError(f"{file.relative_to(tree)} is a module, not a definition")
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     # Not splitlines(): the parser does not count form feeds and Unicode separators as line ends.
-    return of_source("\n".join(text.split("\n")[first - 1 : node.end_lineno]))
+    return "\n".join(text.split("\n")[first - 1 : node.end_lineno])
 
 
 def from_live(target: str) -> str:

@@ -26,7 +26,7 @@ def add_route(result: None, server: Any) -> None:
     """AFTER ``CommonKVBootstrapServer._setup_routes``: PUT takes a rank's report, GET answers for the server.
 
     GET: 200 with the capability; 503 until every rank has reported; 409 where ranks disagree. A server without this
-    route answers 404, which a decode server with blocks takes for a refusal.
+    route answers 404. A decode server with blocks built in asks SGLang's own route, and gets the same statuses there.
 
     A rank reports just after its registration, and decode servers with waiting requests ask as soon as all ranks have
     registered: the first ones wait for the reports, a few seconds in a server's life.
@@ -47,7 +47,8 @@ def add_route(result: None, server: Any) -> None:
         reports[rank] = capability
         return web.json_response({})
 
-    async def get(request: web.Request) -> web.Response:
+    async def answer() -> web.Response | Capability:
+        """The server's capability, or why there is none."""
         ranks = (server.dp_size, server.attn_cp_size, server.attn_tp_size, server.pp_size)
         expected = 0 if None in ranks else ranks[0] * ranks[1] * ranks[2] * ranks[3]
         if not first_asked:
@@ -59,10 +60,27 @@ def add_route(result: None, server: Any) -> None:
                 await asyncio.sleep(0.05)
         except HandshakeError as error:
             return web.json_response({"error": str(error)}, status=409)
-        return web.json_response(capability.as_json())
+        return capability
+
+    async def get(request: web.Request) -> web.Response:
+        found = await answer()
+        return web.json_response(found.as_json()) if isinstance(found, Capability) else found
+
+    @web.middleware
+    async def with_topology(request: web.Request, handler: Any) -> web.StreamResponse:
+        """For a decode server with blocks built in: our block size beside SGLang's topology, where it asks for it."""
+        response: web.StreamResponse = await handler(request)
+        asks = request.method == "GET" and request.path == handshake.TOPOLOGY_ROUTE and handshake.FIELD in request.query
+        if not asks or response.status != 200 or not isinstance(response, web.Response):
+            return response
+        found = await answer()
+        if not isinstance(found, Capability):
+            return found  # it asks again
+        return web.json_response({**json.loads(response.text or "{}"), handshake.FIELD: found.block_size})
 
     server.app.router.add_put(handshake.ROUTE, put)
     server.app.router.add_get(handshake.ROUTE, get)
+    server.app.middlewares.append(with_topology)
 
 
 def report_rank(result: None, manager: Any, url: str, payload: dict[str, Any]) -> None:

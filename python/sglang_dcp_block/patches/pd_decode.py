@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from typing import Any
+from urllib.parse import urlencode
 
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import HandshakeError, Side
@@ -99,6 +100,8 @@ def _refusal(addr: str, queue: Any) -> Refusal | None:
     try:
         status, body = bounded_get.get(addr, handshake.ROUTE, seconds=TIMEOUT_SECONDS, max_bytes=handshake.MAX_BYTES)
         if status == 404:
+            if _has_blocks_built_in(addr, ours):
+                return None  # it judges our registration
             return Refusal(
                 Reason.NO_BLOCKS,
                 f"expected one that places KV in blocks of {ours.block_size}, got one that does not know blocks. "
@@ -122,6 +125,21 @@ def _refusal(addr: str, queue: Any) -> Refusal | None:
 def _line(text: str) -> str:
     """A peer's words in a log: on one line, printable, and not too many."""
     return "".join(char if char.isprintable() else " " for char in text[:300])
+
+
+def _has_blocks_built_in(addr: str, ours: Side) -> bool:
+    """Whether the prefill server at ``addr`` answers as a SGLang of the patch series does.
+
+    Raises:
+        OSError, HTTPException, ValueError: it could not be read.
+    """
+    topology = ("prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank")
+    query = urlencode({**dict.fromkeys(topology, "-1"), handshake.FIELD: ours.block_size})
+    path = f"{handshake.TOPOLOGY_ROUTE}?{query}"
+    status, body = bounded_get.get(addr, path, seconds=TIMEOUT_SECONDS, max_bytes=handshake.MAX_BYTES)
+    if status != 200:
+        raise HandshakeError(f"expected status 200 of {path}, got {status}")
+    return handshake.knows_blocks(json.loads(body))
 
 
 def _fail(decode_requests: list[Any], reason: str) -> None:

@@ -1,0 +1,113 @@
+"""What of the plugin goes when a commit of the series is merged: a table made from the register of patch points.
+
+``python -m upstream.removals docs/upstreaming.md`` renews it in place; ``--check`` only says whether it is up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from sglang_dcp_block.patches.points import all_points
+from sglang_dcp_block.patches.register import PatchPoint
+from upstream import commit
+
+BEGIN = "<!-- begin: made from the register by `make docs`; do not edit -->"
+END = "<!-- end -->"
+WATCHED = "nothing: watched for changes"
+EVERYTHING = "all of them"
+NOT_IN_SERIES = "none: left out of the series"
+
+# A condition of the register -> the commits that meet it, as series/name without its number.
+MET_BY: dict[str, tuple[str, ...] | str] = {
+    "a field for the block size in upstream's Parallel arguments": ("blocks/flag",),
+    "native blocks: nothing to arm": EVERYTHING,
+    "native blocks: there is no plugin that could be missing in one process": EVERYTHING,
+    "interleave_size passed through upstream's DCP layout on CUDA, as on NPU": (
+        "blocks/layout", "blocks/triton", "blocks/mla",
+    ),
+    "a check of dcp_enabled in upstream's function": ("blocks/triton",),  # with blocks, that write is right as it is
+    "the same guard in upstream's backend": ("blocks/mla",),
+    "a mask in FlashInfer's cute-dsl kernel that knows blocks, or none for one query token": ("blocks/mla",),
+    "MLA under DCP in upstream's Triton backend": ("triton_mla/triton_mla",),
+    "the same guards in upstream's bootstrap thread": ("blocks/pd_reject",),
+    "a field in PrefillServerInfo and a positional frame for the block size": ("blocks/pd_blocks",),
+    "interleave_size in upstream's transfer plan, planned by runs": ("blocks/pd_blocks",),
+    "bounded batches in upstream's send_kvcache_dcp, as in its page copy": ("blocks/pd_blocks",),
+    "the block size in HiCacheStorageConfig": NOT_IN_SERIES,
+    "sends that stop between batches in upstream": NOT_IN_SERIES,
+    "an order of pages by decode rank in upstream's allocator": NOT_IN_SERIES,
+    "a release timeout in upstream that follows the transfer engine's": NOT_IN_SERIES,
+}  # fmt: skip
+
+
+def table(points: Iterable[PatchPoint], subjects: dict[str, str]) -> str:
+    """One row a condition, as Markdown: the condition, the commits that meet it, the patch points that go then.
+
+    Args:
+        points: of the register.
+        subjects: series/name without its number -> subject, of every commit.
+    Raises:
+        KeyError: a condition that nobody has sorted, or a commit that is not in the series.
+    """
+    conditions: dict[str, list[PatchPoint]] = {}
+    for point in points:
+        conditions.setdefault(point.removed_by, []).append(point)
+    watched = len(conditions.pop(WATCHED, []))
+    lines = ["| condition | commits | patch points that go |", "|---|---|---|"]
+    for condition, group in conditions.items():
+        met_by = MET_BY[condition]
+        commits = met_by if isinstance(met_by, str) else "; ".join(subjects[name] for name in met_by)
+        lines.append(f"| {condition} | {commits} | {', '.join(f'`{_short(p.target)}`' for p in group)} |")
+    lines += ["", f"{watched} more are only watched for changes; each goes with the last hook that counts on it."]
+    return "\n".join(lines) + "\n"
+
+
+def subjects() -> dict[str, str]:
+    """Every commit of every series, by series/name without its number."""
+    return {
+        f"{series}/{re.sub(r'^c[0-9]+_', '', one.name)}": one.subject
+        for series in commit.ALL
+        for one in commit.load(series)
+    }
+
+
+def with_table(page: str) -> str:
+    """A page with what stands between its two markers replaced by :func:`table`.
+
+    Raises:
+        ValueError: the page has not exactly one of each marker, in order.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in rest:
+        raise ValueError(f"expected one {BEGIN!r} with one {END!r} after it")
+    return f"{before}{BEGIN}\n{table(all_points(), subjects())}{END}{after}"
+
+
+def _short(target: str) -> str:
+    *_, owner, name = target.split(".")
+    return f"{owner}.{name}" if owner[:1].isupper() else name
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m upstream.removals", description=__doc__)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--check", action="store_true", help="change nothing; status 1 if the page is out of date")
+    args = parser.parse_args(argv)
+    page = args.page.read_text(encoding="utf-8")
+    renewed = with_table(page)
+    if args.check:
+        if page != renewed:
+            print(f"{args.page} is out of date: run make docs", file=sys.stderr)
+        return int(page != renewed)
+    args.page.write_text(renewed, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,323 @@
+"""PD transfer to a decode server with DCP blocks: the plan, and what the peers say."""
+
+import asyncio
+import json
+import threading
+import unittest
+from collections import defaultdict
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+
+from sglang.srt.disaggregation.base import KVPoll
+from sglang.srt.disaggregation.common import conn as common_conn
+from sglang.srt.disaggregation.common.conn import (
+    CommonKVBootstrapServer,
+    CommonKVReceiver,
+    CommonKVSender,
+)
+from sglang.srt.disaggregation.common.utils import (
+    build_dcp_token_transfer_plan,
+    dcp_block_size_frames,
+    dcp_block_size_of,
+    group_concurrent_contiguous,
+)
+from sglang.srt.disaggregation.mooncake import conn
+from sglang.test.ci.ci_register import register_cpu_ci
+from sglang.test.test_utils import CustomTestCase
+
+register_cpu_ci(est_time=6, suite="base-a-test-cpu")
+
+ROUTE_QUERY = {
+    "prefill_dp_rank": "-1",
+    "prefill_cp_rank": "-1",
+    "target_tp_rank": "-1",
+    "target_pp_rank": "-1",
+}
+
+
+class TestTransferPlan(CustomTestCase):
+    def _deal(self, page, dcp_size, block, rank, offset, prefix, tokens, src, dst):
+        """Rows of a rank, token by token."""
+        pairs = []
+        for i in range(tokens):
+            position = prefix + offset * page + i
+            if position // block % dcp_size != rank:
+                continue
+            # How many tokens of the rank lie before it, behind the prefix.
+            local = sum(p // block % dcp_size == rank for p in range(prefix, position))
+            pairs.append(
+                (
+                    src[i // page] * page + i % page,
+                    dst[local // page] * page + local % page,
+                )
+            )
+        return pairs
+
+    def test_matches_dealing_token_by_token(self):
+        rng = np.random.default_rng(0)
+        for page, dcp_size, block in ((4, 2, 1), (4, 2, 2), (4, 2, 4), (8, 3, 4)):
+            virtual = page * dcp_size
+            for prefix in (0, virtual):
+                for offset, tokens in (
+                    (0, 1),
+                    (0, 3 * page),
+                    (1, 5),
+                    (2, 4 * page - 1),
+                ):
+                    src = rng.permutation(40)[: -(-tokens // page)]
+                    dst = rng.permutation(40)[:20]
+                    for rank in range(dcp_size):
+                        with self.subTest(
+                            page=page, block=block, prefix=prefix, offset=offset
+                        ):
+                            plan = build_dcp_token_transfer_plan(
+                                src,
+                                dst,
+                                physical_page_size=page,
+                                dcp_size=dcp_size,
+                                dcp_rank=rank,
+                                src_page_offset=offset,
+                                decode_prefix_len=prefix,
+                                num_kv_tokens=tokens,
+                                interleave_size=block,
+                            )
+                            got = list(
+                                zip(
+                                    plan.target_src_token_indices.tolist(),
+                                    plan.target_dst_token_indices.tolist(),
+                                )
+                            )
+                            want = self._deal(
+                                page,
+                                dcp_size,
+                                block,
+                                rank,
+                                offset,
+                                prefix,
+                                tokens,
+                                src,
+                                dst,
+                            )
+                            self.assertEqual(got, want)
+
+    def test_a_block_is_one_run(self):
+        plan = build_dcp_token_transfer_plan(
+            np.arange(8),
+            np.arange(4),
+            physical_page_size=8,
+            dcp_size=2,
+            dcp_rank=1,
+            interleave_size=8,
+        )
+        runs, _ = group_concurrent_contiguous(
+            plan.target_src_token_indices, plan.target_dst_token_indices
+        )
+        self.assertEqual([len(run) for run in runs], [8, 8, 8, 8])
+
+    def test_a_block_that_does_not_divide_the_page(self):
+        with self.assertRaisesRegex(ValueError, "divide the page size"):
+            build_dcp_token_transfer_plan(
+                np.arange(2),
+                np.arange(2),
+                physical_page_size=8,
+                dcp_size=2,
+                dcp_rank=0,
+                interleave_size=3,
+            )
+
+
+class TestFrames(CustomTestCase):
+    def test_round_trip(self):
+        self.assertEqual(dcp_block_size_frames(1), [])
+        message = [b"a", *dcp_block_size_frames(64)]
+        self.assertEqual(dcp_block_size_of(message, 1), 64)
+        self.assertEqual(dcp_block_size_of(message, 2), 1)
+
+    def test_what_peers_of_other_releases_send(self):
+        self.assertEqual(dcp_block_size_of([b"64"], 0), 1)
+        self.assertEqual(dcp_block_size_of([b"dcp_block_size=x"], 0), 0)
+        self.assertEqual(dcp_block_size_of([b"dcp_block_size="], 0), 0)
+
+
+def _manager(block_size=1, dcp_size=1, page=16, item_lens=(16 * 1152,), **more):
+    manager = object.__new__(conn.MooncakeKVManager)
+    manager.__dict__.update(
+        dcp_size=dcp_size,
+        dcp_rank=0,
+        dcp_block_size=block_size,
+        kv_args=SimpleNamespace(
+            page_size=page,
+            kv_item_lens=list(item_lens),
+            num_draft_entries=0,
+            state_types=[],
+        ),
+        state_tp_size=1,
+        attn_tp_size=1,
+        transfer_infos={},
+        decode_kv_args_table={},
+        _dcp_pack_max_tokens=None,
+        max_transfer_batch_indices=0,
+        **more,
+    )
+    return manager
+
+
+def _peer(block_size, relayout=True):
+    return SimpleNamespace(
+        dst_dcp_block_size=block_size,
+        requires_dcp_relayout=relayout,
+        dst_attn_tp_size=1,
+    )
+
+
+class TestRegistration(CustomTestCase):
+    def _verdict(self, manager, peer):
+        spec = SimpleNamespace(speculative_algorithm=None)
+        with patch.object(conn, "get_spec", lambda: spec):
+            return manager._validate_peer_state_layout(peer)[1]
+
+    def test_relayout_takes_any_block_that_divides_the_page(self):
+        for block_size in (1, 4, 16):
+            self.assertIsNone(self._verdict(_manager(), _peer(block_size)))
+        for block_size in (0, 3, 32):
+            self.assertIn("divides", self._verdict(_manager(), _peer(block_size)))
+
+    def test_equal_dcp_sizes_need_equal_blocks(self):
+        manager = _manager(block_size=4, dcp_size=2)
+        self.assertIsNone(self._verdict(manager, _peer(4, relayout=False)))
+        for block_size in (1, 8):
+            verdict = self._verdict(manager, _peer(block_size, relayout=False))
+            self.assertIn(f"prefill=4, decode={block_size}", verdict)
+
+
+class TestStatusMessage(CustomTestCase):
+    def _sent(self, block_size, status, reason=None):
+        manager = _manager()
+        manager._prefill_unique_rank = lambda: 3
+        manager.transfer_infos[7] = {"one": None}
+        manager.decode_kv_args_table["one"] = _peer(block_size)
+        return manager._encode_kv_status_message(
+            bootstrap_room=7, status=status, failure_reason=reason
+        )
+
+    def test_a_decode_server_without_blocks_gets_what_it_got(self):
+        self.assertEqual(len(self._sent(1, KVPoll.Success)), 3)
+
+    def test_success_repeats_the_block_size(self):
+        message = self._sent(8, KVPoll.Success)
+        success = (7, int(KVPoll.Success), 3, None)
+        self.assertEqual(_manager(8).parse_kv_status_message(message), success)
+        for other in (message[:3], self._sent(4, KVPoll.Success)):
+            got = _manager(8).parse_kv_status_message(other)
+            self.assertEqual(got[:3], (7, int(KVPoll.Failed), 3))
+            self.assertIn("expected 8", got[3])
+
+    def test_failure_comes_with_its_reason(self):
+        message = self._sent(8, KVPoll.Failed, "full")
+        self.assertEqual(
+            _manager(8).parse_kv_status_message(message),
+            (7, int(KVPoll.Failed), 3, "full"),
+        )
+
+
+class TestPacking(CustomTestCase):
+    def test_long_runs_are_sent_as_they_lie(self):
+        manager = _manager()
+        needs = {b: manager.needs_dcp_pack(b) for b in (1, 8, 16)}
+        self.assertEqual(needs, {1: True, 8: True, 16: False})
+
+    def test_the_pack_buffer_limits_only_those_who_need_it(self):
+        manager = _manager()
+        manager._dcp_pack_max_tokens = 32
+        manager.transfer_infos[7] = {"one": SimpleNamespace(is_dummy=False)}
+        sender = SimpleNamespace(kv_mgr=manager, bootstrap_room=7)
+        for block_size, limit in ((1, 32), (8, 32), (16, None)):
+            manager.decode_kv_args_table["one"] = _peer(block_size)
+            self.assertEqual(CommonKVSender.get_max_transfer_tokens(sender), limit)
+
+    def test_batches(self):
+        manager = _manager()
+        calls = []
+        results = defaultdict(int)
+
+        def transfer(session, blocks):
+            calls.append(blocks)
+            return results[len(calls)]
+
+        manager._transfer_data = transfer
+        self.assertEqual(manager._transfer_data_in_batches("one", [1, 2, 3]), 0)
+        self.assertEqual(calls, [[1, 2, 3]])
+        calls.clear()
+        manager.max_transfer_batch_indices = 2
+        self.assertEqual(manager._transfer_data_in_batches("one", [1, 2, 3]), 0)
+        self.assertEqual(calls, [[1, 2], [3]])
+        calls.clear()
+        results[1] = -1
+        self.assertEqual(manager._transfer_data_in_batches("one", [1, 2, 3]), -1)
+        self.assertEqual(calls, [[1, 2]])
+
+
+class TestRoute(CustomTestCase):
+    def _answer(self, **query):
+        server = object.__new__(CommonKVBootstrapServer)
+        server.__dict__.update(
+            attn_tp_size=1,
+            attn_cp_size=1,
+            dp_size=1,
+            pp_size=1,
+            page_size=16,
+            kv_cache_dtype=None,
+            kv_layout=None,
+            dsv41_spec_layout=None,
+            follow_bootstrap_room=True,
+            enable_dsa_cache_layer_split=False,
+            enable_kv_cache_sharding=False,
+            prefill_http_port=None,
+            decode_allocation_policy="early",
+            dcp_block_size=1,
+            _registered_count=1,
+            lock=threading.Lock(),
+        )
+        request = SimpleNamespace(query={**ROUTE_QUERY, **query})
+        response = asyncio.run(server._handle_route_get(request))
+        return json.loads(response.text)
+
+    def test_only_who_asks_is_told(self):
+        self.assertNotIn("dcp_block_size", self._answer())
+        self.assertEqual(self._answer(dcp_block_size="64")["dcp_block_size"], 1)
+
+    def test_a_decode_server_asks_only_with_blocks(self):
+        for block_size, asks in ((1, False), (64, True)):
+            manager = _manager(block_size)
+            manager.prefill_info_table = {}
+            with patch.object(common_conn.requests, "get") as get:
+                get.return_value.status_code = 503
+                self.assertFalse(manager.try_ensure_parallel_info("here:1"))
+            (url,) = get.call_args.args
+            self.assertEqual("dcp_block_size=64" in url, asks)
+
+    def test_requests_to_a_prefill_server_without_blocks_fail(self):
+        manager = _manager(64)
+        info = SimpleNamespace(decode_allocation_policy="early", dcp_block_size=None)
+        manager.prefill_info_table = {"here:1": info}
+        failures = {}
+        manager.record_failure = failures.__setitem__
+        manager.update_status = lambda room, status: None
+        receiver = object.__new__(CommonKVReceiver)
+        receiver.__dict__.update(
+            kv_mgr=manager,
+            bootstrap_addr="here:1",
+            bootstrap_room=7,
+            conclude_state=None,
+        )
+        disagg = SimpleNamespace(disaggregation_decode_allocation_policy="early")
+        with patch.object(common_conn, "get_disagg", lambda: disagg):
+            receiver.init(0)
+        self.assertEqual(receiver.conclude_state, KVPoll.Failed)
+        self.assertIn("blocks of 64", failures[7])
+
+
+if __name__ == "__main__":
+    unittest.main()
