@@ -14,13 +14,6 @@ FILES = ("sglang/version.py", "sglang/srt/layers/dcp/layout.py")
 
 
 @pytest.fixture(scope="module")
-def release():
-    found = wheel.installed(wheel.VERSION)
-    assert found is not None
-    return found
-
-
-@pytest.fixture(scope="module")
 def made(release, tmp_path_factory):
     root = tmp_path_factory.mktemp("fork")
     tree.start(root / "tree", release, FILES)

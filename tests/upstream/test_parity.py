@@ -16,21 +16,15 @@ from sglang_dcp_block.dcp.gather import local_share, plan_gather
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.kernels.compact_indices import compact_kv_indices
 from sglang_dcp_block.kernels.kv_indices import build_kv_indices
-from upstream import commit, tree, wheel
+from upstream import tree
 
 SHAPES = [(2, 1), (4, 4), (8, 8)]
 
 
 @pytest.fixture(scope="module")
-def native(tmp_path_factory):
+def native(built):
     """native(dotted module) -> that module of the patched tree; the modules it imports are the installed ones."""
-    release = wheel.installed(wheel.VERSION)
-    commits = [one for name in commit.ALL for one in commit.load(name)]
-    paths = [tree.source_path(module).removeprefix("python/") for module in tree.touched(commits)]
-    folder = tmp_path_factory.mktemp("native") / "tree"
-    tree.start(folder, release, [path for path in paths if path in release.hashes])
-    for one in commits:
-        tree.add(folder, one)
+    folder, _ = built
 
     def native(module: str) -> types.ModuleType:
         name = f"patched_{module.replace('.', '_')}"

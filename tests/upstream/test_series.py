@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -12,37 +16,8 @@ from upstream import build, commit, edit, tree, wheel
 
 
 @pytest.fixture(scope="module")
-def release():
-    found = wheel.installed(wheel.VERSION)
-    assert found is not None, "expected the pinned SGLang in this environment, every file with its recorded hash"
-    return found
-
-
-@pytest.fixture(scope="module")
 def all_commits():
     return {name: commit.load(name) for name in commit.ALL}
-
-
-@pytest.fixture(scope="module")
-def touched(all_commits, release):
-    """Files of the release that the series change; others of them they add first."""
-    flat = [one for commits in all_commits.values() for one in commits]
-    paths = [tree.source_path(module).removeprefix("python/") for module in tree.touched(flat)]
-    return [path for path in paths if path in release.hashes]
-
-
-@pytest.fixture(scope="module")
-def built(release, all_commits, touched, tmp_path_factory):
-    """(folder, {series: (first, last)}): every commit made, on the touched files alone."""
-    folder = tmp_path_factory.mktemp("series") / "tree"
-    tree.start(folder, release, touched)
-    spans = {}
-    for name, commits in all_commits.items():
-        first = tree.git(folder, "rev-parse", "HEAD").strip()
-        for one in commits:
-            tree.add(folder, one)
-        spans[name] = (first, tree.git(folder, "rev-parse", "HEAD").strip())
-    return folder, spans
 
 
 def test_the_release_is_formatted_as_the_series_is(release, touched, tmp_path):
@@ -65,6 +40,24 @@ def test_the_series_is_small(built):
     changed = build.changed_lines(folder, first)
     tree.git(folder, "checkout", "--quiet", "main")
     assert 0 < changed <= build.BUDGET
+
+
+def test_index_kernels_compile_for_cuda(built, tmp_path):
+    """Triton's compiler refuses what its interpreter lets through."""
+    environ = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "TRITON_MOCK_PTX_VERSION": "no ptxas needed",
+        "TRITON_DEFAULT_FP_FUSION": "1",
+    }
+    kernels = built[0] / tree.source_path("sglang.kernels.ops.attention.dcp_kernels")
+    script = Path(__file__).with_name("compile_series.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(kernels)], env=environ, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 6
 
 
 def test_messages_are_those_of_a_pull_request(all_commits):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
-from sglang_dcp_block.cpu.shims.target import replace_function
+from sglang_dcp_block.cpu.shims.target import find, replace_function
 
 TARGET = "sglang.kernels.ops.attention.fixup_zero_kv:fixup_zero_kv_rows"
 
@@ -27,5 +29,9 @@ def fixup_zero_kv_rows(
 
 
 def install() -> None:
-    """Put the torch version in the kernel's place, before backends import it by name."""
+    """Put the torch version in the kernel's place, also in modules that have imported it by name."""
+    _, name, kernel = find(TARGET)
     replace_function(TARGET, fixup_zero_kv_rows)
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is kernel:
+            setattr(module, name, fixup_zero_kv_rows)
