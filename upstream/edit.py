@@ -512,6 +512,8 @@ class _Editor(cst.CSTTransformer):
     def on_visit(self, node: cst.CSTNode) -> bool:
         if isinstance(node, cst.FunctionDef | cst.ClassDef):
             self.stack.append(node.name.value)
+            # What is not on the way to the scope is not looked at: these files are long.
+            return f"{self.scope}.".startswith(f"{'.'.join(self.stack)}.")
         return True
 
     def on_leave(  # type: ignore[override]
