@@ -128,9 +128,8 @@ def ways(monkeypatch):
 
 def outcome(way: Any, name: str, given: Any) -> Any:
     record = way(name, given)
-    if name == config.KEYWORD:
-        return getattr(record, "_dcp_block_request", (None,))[0]
-    return getattr(record, "_dcp_group_request", None)
+    attribute = "_dcp_block_request" if name == config.KEYWORD else "_dcp_group_request"
+    return getattr(record, attribute, (None,))[0]
 
 
 @pytest.mark.parametrize("messages", MESSAGES)

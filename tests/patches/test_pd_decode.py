@@ -321,5 +321,5 @@ class TestBlocksBuiltIn:
         assert requests.get(url, timeout=5).status_code == 503
         report(address)
         assert requests.get(url, timeout=5).status_code == 200
-        report(address, dataclasses.replace(CAPABILITY, digest="another"), rank="1")
+        report(address, dataclasses.replace(CAPABILITY, digest="another"), rank="0-0-0-1-0")
         assert requests.get(url, timeout=5).status_code == 409
