@@ -144,7 +144,7 @@ class TestStatus:
         """receive(frames) -> (status, reason) as a decode server of one kind takes it."""
         from sglang.srt.disaggregation.base import KVPoll
 
-        monkeypatch.setattr(pd_decode.refusals, "count", lambda side, reason: None)
+        monkeypatch.setattr(pd_decode.peer_refusals, "count", lambda side, reason: None)
 
         def receive(frames):
             if request.param == "built in":
@@ -234,7 +234,7 @@ class TestTopology:
                 pd_capability.add_route(super()._setup_routes(), self)
 
         address = bootstrap(WithPlugin)
-        body = {"rank": "0", "capability": Capability(handshake.PROTOCOL, 1, 1, 16, "d").as_json()}
+        body = {"rank": "0-0-0-0-0", "capability": Capability(handshake.PROTOCOL, 1, 1, 16, "d").as_json()}
         report = threading.Timer(
             0.2, requests.put, [f"http://{address}{handshake.ROUTE}"], {"json": body, "timeout": 5}
         )
