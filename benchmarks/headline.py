@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sglang_dcp_block import made_tables
+
 PROGRAM = "python -m benchmarks.headline"
 BEGIN = "<!-- begin: made from benchmarks/results by `make readme-table`; do not edit -->"
-END = "<!-- end -->"
 RESULTS = Path(__file__).parent / "results"
 
 Record = Mapping[str, str]  # a line of a CSV
@@ -133,43 +132,16 @@ def table(results: Path = RESULTS) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_table(page: str, made: str) -> str:
-    """A page with what stands between its two markers replaced.
-
-    Raises:
-        ValueError: the page has not exactly one of each marker, in order.
-    """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest:
-        raise ValueError(f"expected one {BEGIN!r} with one {END!r} after it")
-    return f"{before}{BEGIN}\n{made}{END}{after}"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
-    cli = argparse.ArgumentParser(
-        prog=PROGRAM,
+    return made_tables.command(
+        argv,
+        program=PROGRAM,
         description="Renew the table of figures in the README from the results of the benchmarks.",
-        epilog=f"examples:\n  {PROGRAM} README.md\n  {PROGRAM} --check README.md",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        page="README.md",
+        tables={BEGIN: table},
     )
-    cli.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the table is out of date")
-    cli.add_argument("file", type=Path, metavar="FILE", help="Markdown page with the markers of the table")
-    args = cli.parse_args(argv)
-    try:
-        page = args.file.read_text(encoding="utf-8")
-        renewed = with_table(page, table())
-    except (OSError, ValueError, LookupError) as error:
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
-        return 2
-    if args.check and renewed != page:
-        print(f"{args.file} is out of date. Run: {PROGRAM} {args.file}")
-        return 1
-    if not args.check:
-        args.file.write_text(renewed, encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

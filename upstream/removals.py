@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
+from sglang_dcp_block import made_tables
 from sglang_dcp_block.patches.points import all_points
 from sglang_dcp_block.patches.register import PatchPoint
 from upstream import commit
 
+PROGRAM = "python -m upstream.removals"
 BEGIN = "<!-- begin: made from the register by `make docs`; do not edit -->"
-END = "<!-- end -->"
 WATCHED = "nothing: watched for changes"
 EVERYTHING = "all of them"
 NOT_IN_SERIES = "none: left out of the series"
@@ -75,17 +73,9 @@ def subjects() -> dict[str, str]:
     }
 
 
-def with_table(page: str) -> str:
-    """A page with what stands between its two markers replaced by :func:`table`.
-
-    Raises:
-        ValueError: the page has not exactly one of each marker, in order.
-    """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest:
-        raise ValueError(f"expected one {BEGIN!r} with one {END!r} after it")
-    return f"{before}{BEGIN}\n{table(all_points(), subjects())}{END}{after}"
+def tables() -> made_tables.Tables:
+    """The page's one table, by its marker."""
+    return {BEGIN: lambda: table(all_points(), subjects())}
 
 
 def _short(target: str) -> str:
@@ -93,20 +83,15 @@ def _short(target: str) -> str:
     return f"{owner}.{name}" if owner[:1].isupper() else name
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m upstream.removals", description=__doc__)
-    parser.add_argument("page", type=Path)
-    parser.add_argument("--check", action="store_true", help="change nothing; status 1 if the page is out of date")
-    args = parser.parse_args(argv)
-    page = args.page.read_text(encoding="utf-8")
-    renewed = with_table(page)
-    if args.check:
-        if page != renewed:
-            print(f"{args.page} is out of date: run make docs", file=sys.stderr)
-        return int(page != renewed)
-    args.page.write_text(renewed, encoding="utf-8")
-    return 0
+    return made_tables.command(
+        argv,
+        program=PROGRAM,
+        description="Renew the table of what goes when a commit is merged.",
+        page="docs/upstreaming.md",
+        tables=tables(),
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from sglang_dcp_block import compatibility, evidence
-from sglang_dcp_block.compatibility import BEGIN, END, TABLES
+from sglang_dcp_block.compatibility import BEGIN, TABLES
+from sglang_dcp_block.made_tables import END
 from sglang_dcp_block.patches import __main__ as patches_cli
 from sglang_dcp_block.patches import fingerprint, register
 from sglang_dcp_block.patches.points import all_points

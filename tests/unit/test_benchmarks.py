@@ -12,12 +12,13 @@ import pytest
 
 from benchmarks import __main__ as cli
 from benchmarks import headline, imbalance, timing, writing
-from benchmarks.headline import BEGIN, END, Figure
+from benchmarks.headline import BEGIN, Figure
 from benchmarks.machine import machine, versions
 from benchmarks.record import Check, Result, Row, Spread, find
 from benchmarks.suite import BENCHMARKS
 from benchmarks.timing import in_turns, spread
 from benchmarks.writing import Provenance, as_csv, as_markdown, write
+from sglang_dcp_block.made_tables import END
 
 ROOT = Path(__file__).parents[2]
 FROM = Provenance("python -m benchmarks", "python 3, sglang 0", "2 × processor", "load average 0.1")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from sglang_dcp_block.made_tables import END, renew
 from sglang_dcp_block.transfer_model import __main__ as pages
 from sglang_dcp_block.transfer_model.links import fit_rows, fitted
-from sglang_dcp_block.transfer_model.tables import END, TABLES, begin, with_tables
+from sglang_dcp_block.transfer_model.tables import TABLES, begin, marked
 from sglang_dcp_block.transfer_model.times import seconds
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +108,7 @@ class TestPage:
     def test_the_text_keeps_its_figures(self):
         """What the prose takes from the tables."""
         page = (ROOT / "docs" / "transfer-model.md").read_text(encoding="utf-8")
-        assert with_tables(page) == page
+        assert renew(page, marked()) == page
         rdma = {row.split("|")[1].strip(): row.split("|") for row in TABLES["times of rdma-400"]() if "fresh" in row}
         tokens, packed, blocks = (float(rdma["131,072"][i].replace(",", "")) for i in (3, 4, 8))
         assert f"the factor is {tokens / packed:.0f}" in " ".join(page.split())

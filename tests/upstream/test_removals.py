@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_dcp_block import made_tables
 from sglang_dcp_block.patches.points import all_points
 from sglang_dcp_block.patches.register import Kind, PatchPoint
 from upstream import removals
@@ -15,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "upstreaming.md"
 
 def test_the_page_is_up_to_date() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert removals.with_table(page) == page, "run make docs"
+    assert made_tables.renew(page, removals.tables()) == page, "run make docs"
 
 
 def test_no_condition_is_listed_that_no_patch_point_has() -> None:
@@ -30,4 +31,4 @@ def test_a_condition_that_nobody_has_sorted_is_an_error() -> None:
 
 def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="expected one"):
-        removals.with_table("# A page\n")
+        made_tables.renew("# A page\n", removals.tables())

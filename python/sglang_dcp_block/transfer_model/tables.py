@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator
 
 from sglang_dcp_block.dcp.layout import DcpLayout
+from sglang_dcp_block.made_tables import Tables
 from sglang_dcp_block.transfer_model.counts import Way
 from sglang_dcp_block.transfer_model.links import FIGURES, Link, fit_rows, presets
 from sglang_dcp_block.transfer_model.shapes import PRESETS
@@ -131,22 +132,9 @@ def begin(name: str) -> str:
     return f"<!-- begin {name}: made by `python -m sglang_dcp_block.transfer_model`; do not edit -->"
 
 
-END = "<!-- end -->"
-
-
-def with_tables(page: str) -> str:
-    """A page with what stands between the markers replaced.
-
-    Raises:
-        ValueError: a table's marker is missing, stands twice, or has no end.
-    """
-    for name, table in TABLES.items():
-        before, marker, rest = page.partition(begin(name))
-        _, end, after = rest.partition(END)
-        if not marker or not end or marker in rest:
-            raise ValueError(f"expected one {begin(name)!r} with {END!r} after it")
-        page = before + marker + "\n" + "\n".join(table()) + "\n" + end + after
-    return page
+def marked() -> Tables:
+    """All tables by their markers."""
+    return {begin(name): lambda table=table: "\n".join(table()) + "\n" for name, table in TABLES.items()}  # type: ignore[misc]
 
 
 def _ms(value: float) -> str:
