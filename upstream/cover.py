@@ -21,7 +21,8 @@ Set, in PD disaggregation: both sides must know blocks, and no peer of another r
 - The registration has one more frame, success two more (reason, block size). Both name themselves, `dcp_block_size=64`.
 - Page sizes that a block does not divide, and other block sizes at equal DCP sizes, reject that session and no other.
 
-The frames are those of the plugin that this series was made from; pairs of both kinds were tested on the wire.
+The frames are those of the plugin that this series was made from; messages of both kinds
+were compared in every direction; servers of both kinds have not served each other yet.
 Left out of PD: NIXL and Mori (refused); an order of pages by decode rank in the prefill allocator; and a hold of a failed
 transfer's pages that follows Mooncake's time limit, which concerns every decode server and is an issue of its own."""
 

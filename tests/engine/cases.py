@@ -35,6 +35,14 @@ BASE: dict[str, Any] = {
     "log_level": "info",
 }
 
+# Kinds of attention with DCP.
+FAMILIES = {
+    "gqa": {"model": "gqa", "attention_backend": "triton"},
+    "mla-flashinfer": {"model": "mla", "attention_backend": "flashinfer"},
+    "mla-triton": {"model": "mla", "attention_backend": "triton"},
+}
+WITHOUT_STOCK = ("mla-triton",)  # SGLang as released has no such path
+
 Answers = dict[str, Completion]
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from cases import PROMPTS, answers_of, assert_nothing_lost, assert_placed, assert_same, differences
+from cases import (
+    FAMILIES,
+    PROMPTS,
+    WITHOUT_STOCK,
+    answers_of,
+    assert_nothing_lost,
+    assert_placed,
+    assert_same,
+    differences,
+)
 from flavours import STOCK
 from session import EngineFailed
 
 PAGE = 8
 DOOR = ("door:off", "door:owner+1", "door:rows-swapped")
-FAMILIES = {
-    "gqa": {"model": "gqa", "attention_backend": "triton"},
-    "mla-flashinfer": {"model": "mla", "attention_backend": "flashinfer"},
-    "mla-triton": {"model": "mla", "attention_backend": "triton"},
-}
 # all_gather_kv_cache_for_dcp is not among them: where shares are equal, as here, upstream's gives the same tokens in
 # another order, which attention over a prefix does not see; tests/unit/test_gather.py pins order and unequal shares.
 MUTANTS = {
@@ -33,7 +37,6 @@ MUTANTS = {
         *DOOR,
     ),
 }
-WITHOUT_STOCK = ("mla-triton",)  # SGLang has no such path
 
 
 def pytest_generate_tests(metafunc):

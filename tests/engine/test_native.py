@@ -9,20 +9,13 @@ import os
 
 import pytest
 
-from cases import answers_of, assert_nothing_lost, assert_placed, assert_same
+from cases import FAMILIES, WITHOUT_STOCK, answers_of, assert_nothing_lost, assert_placed, assert_same
 from flavours import FLAVOURS, STOCK, TREE
 from session import EngineFailed
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("DCP_BLOCK_UNDER_TEST") != "native", reason="needs DCP_BLOCK_UNDER_TEST=native and the patched tree"
 )
-
-FAMILIES = {
-    "gqa": {"model": "gqa", "attention_backend": "triton"},
-    "mla-flashinfer": {"model": "mla", "attention_backend": "flashinfer"},
-    "mla-triton": {"model": "mla", "attention_backend": "triton"},
-}
-WITHOUT_STOCK = ("mla-triton",)  # SGLang as released has no such path
 
 
 def pytest_generate_tests(metafunc):
