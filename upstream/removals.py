@@ -39,6 +39,7 @@ MET_BY: dict[str, tuple[str, ...] | str] = {
     "sends that stop between batches in upstream": NOT_IN_SERIES,
     "an order of pages by decode rank in upstream's allocator": NOT_IN_SERIES,
     "a release timeout in upstream that follows the transfer engine's": NOT_IN_SERIES,
+    "a heartbeat in upstream that tells a restarted prefill server from one that lived on": NOT_IN_SERIES,
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cases import PROMPTS, assert_nothing_lost, assert_same, token_list
 from flavours import STOCK
-from pd import Pair, role
+from pd import HOST, Pair, role
 
 pytestmark = pytest.mark.slow
 
@@ -119,6 +119,27 @@ class TestOneDecodeServer:
         with start(tp=1, **address) as first:
             Pair(first, decode).serves_in_blocks(want, PAGE)
         with start(tp=1, of=STOCK, **address) as stock:
-            assert "blocks" in Pair(stock, decode).refusal()
+            self.await_loss_of(address, decode)
+            assert "does not know blocks" in Pair(stock, decode).refusal()
         with start(tp=1, **address) as again:
             Pair(again, decode).serves_in_blocks(want, PAGE)
+
+    def test_a_prefill_server_that_comes_back_with_the_plugin(self, start, decode, want):
+        """Its new ranks are asked, also where it was back before SGLang missed it."""
+        address = role("prefill")
+        with start(tp=1, **address) as first:
+            Pair(first, decode).serves_in_blocks(want, PAGE)
+        with start(tp=1, **address) as again:
+            self.await_loss_of(address, decode)
+            Pair(again, decode).serves_in_blocks(want, PAGE)
+
+    @staticmethod
+    def await_loss_of(address, decode):
+        """Until both decode ranks know that the prefill server they talked to is no more: two heartbeats, and some."""
+        said = (
+            f"Lost connection with prefill instance (bootstrap_addr: {HOST}:{address['disaggregation_bootstrap_port']})"
+        )
+        deadline = time.monotonic() + 30
+        while decode.log.read_text(errors="replace").count(said) < 2:
+            assert time.monotonic() < deadline, "the decode server still takes the old prefill server for the new one"
+            time.sleep(0.2)

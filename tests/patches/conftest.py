@@ -45,6 +45,15 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_script("resolve_cases.py", order)
 
 
+def register_rank(address: str, page_size: int = 8, port: int = 1) -> None:
+    """Tell a bootstrap server of its one rank, which listens on ``port``."""
+    row = dict.fromkeys(("attn_tp_size", "attn_cp_size", "attn_dp_size", "pp_size", "system_dp_size"), 1)
+    row |= dict.fromkeys(("attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "pp_rank", "system_dp_rank"), 0)
+    row |= {"rank_ip": "127.0.0.1", "rank_port": port, "page_size": page_size, "kv_cache_dtype": "auto",
+            "load_balance_method": "auto", "decode_allocation_policy": "early"}  # fmt: skip
+    requests.put(f"http://{address}/route", json=row, timeout=5).raise_for_status()
+
+
 @pytest.fixture
 def bootstrap(monkeypatch, unused_port):
     """bootstrap(knows_blocks) -> address of a real bootstrap server with one registered rank."""
@@ -58,14 +67,10 @@ def bootstrap(monkeypatch, unused_port):
                 hook(patch, BOOTSTRAP_POINTS)
             servers.append(CommonKVBootstrapServer("127.0.0.1", port := unused_port()))
         address = f"127.0.0.1:{port}"
-        row = dict.fromkeys(("attn_tp_size", "attn_cp_size", "attn_dp_size", "pp_size", "system_dp_size"), 1)
-        row |= dict.fromkeys(("attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "pp_rank", "system_dp_rank"), 0)
-        row |= {"rank_ip": "127.0.0.1", "rank_port": 1, "page_size": page_size, "kv_cache_dtype": "auto",
-                "load_balance_method": "auto", "decode_allocation_policy": "early"}  # fmt: skip
         deadline = time.monotonic() + 10
         while True:
             try:
-                requests.put(f"http://{address}/route", json=row, timeout=5).raise_for_status()
+                register_rank(address, page_size=page_size)
                 return address
             except requests.ConnectionError:
                 assert time.monotonic() < deadline
@@ -74,6 +79,12 @@ def bootstrap(monkeypatch, unused_port):
     yield start
     for server in servers:
         server.close()
+
+
+@pytest.fixture
+def move_rank():
+    """move_rank(address, port): the server's rank listens elsewhere, as one that was restarted does."""
+    return lambda address, port: register_rank(address, port=port)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from sglang_dcp_block.patches import (
     pd_decode,
     pd_registration,
     pd_release,
+    pd_restart,
 )
 from sglang_dcp_block.patches.register import Kind, PatchPoint
 
@@ -18,6 +19,7 @@ _DECODE = "sglang.srt.disaggregation.decode"
 _MOONCAKE = "sglang.srt.disaggregation.mooncake.conn"
 _HANDSHAKE_UPSTREAM = "a field in PrefillServerInfo and a positional frame for the block size"
 _PLAN_UPSTREAM = "interleave_size in upstream's transfer plan, planned by runs"
+_RESTART_UPSTREAM = "a heartbeat in upstream that tells a restarted prefill server from one that lived on"
 _GUARD_UPSTREAM = "the same guards in upstream's bootstrap thread"
 
 # In the process of the bootstrap server, which started the prefill schedulers.
@@ -133,6 +135,16 @@ DECODE_POINTS: tuple[PatchPoint, ...] = (
         _HANDSHAKE_UPSTREAM, pd_decode.require_echo,
     ),
     PatchPoint(
+        f"{_COMMON}.CommonKVReceiver._get_bootstrap_info_from_server", Kind.AFTER,
+        "Remember where the ranks of a prefill server listen.",
+        _RESTART_UPSTREAM, pd_restart.remember_rank,
+    ),
+    PatchPoint(
+        f"{_COMMON}.CommonKVManager._on_heartbeat_success", Kind.AFTER,
+        "A prefill server that restarts between two heartbeats, with blocks or without, is asked anew.",
+        _RESTART_UPSTREAM, pd_restart.drop_if_restarted,
+    ),
+    PatchPoint(
         f"{_DECODE}.DecodeTransferQueue.__init__", Kind.AFTER,
         "Pages of a failed transfer are kept for as long as Mooncake may write them; SGLang's time knows nothing of it.",
         "a release timeout in upstream that follows the transfer engine's", pd_release.hold_long_enough,
@@ -142,6 +154,8 @@ DECODE_POINTS: tuple[PatchPoint, ...] = (
         for target, why in (
             (f"{_DECODE}.DecodeTransferQueue._defer_release", "Reads the queue's seconds for each transfer that failed."),
             (f"{_DECODE}.DecodeTransferQueue.resolve_deferred_releases", "Releases when acknowledged, or then."),
+            (f"{_COMMON}.CommonKVManager._handle_node_failure", "Forgets a lost prefill server, and ends its requests."),
+            (f"{_COMMON}.CommonKVManager._start_heartbeat_checker_thread", "Calls the hook after each answer."),
         )
     ),
 )  # fmt: skip
