@@ -138,3 +138,31 @@ def test_python_and_sglang_take_the_folder() -> None:
     table.touch()
     scratch.remove()
     assert not table.exists()
+
+
+def test_no_port_of_mooncake_s_is_shared() -> None:
+    taken = []
+    for _ in range(187):
+        scratch = Scratch()
+        scratch.remove()
+        taken.append(set(scratch.ports))
+    assert sum(map(len, taken)) == len(set().union(*taken)) == 187 * 64
+
+
+def test_mooncake_takes_the_ports() -> None:
+    pytest.importorskip("mooncake.engine", exc_type=ImportError, reason="Mooncake does not load")
+    scratch = Scratch()
+    script = """
+import mooncake.engine, pathlib
+engine = mooncake.engine.TransferEngine()
+assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+listening = [line.split() for line in pathlib.Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+own = {link.readlink().name for link in pathlib.Path("/proc/self/fd").iterdir() if link.is_symlink()}
+print(*(int(row[1].rpartition(":")[2], 16) for row in listening if row[3] == "0A" and f"socket:[{row[9]}]" in own))
+"""
+    env = {**os.environ, **scratch.environ, "MC_FORCE_TCP": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    ports = [int(word) for word in done.stdout.split()]
+    assert ports
+    assert all(port in scratch.ports for port in ports), (ports, scratch.ports)
+    scratch.remove()

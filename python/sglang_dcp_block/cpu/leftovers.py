@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import os
 import shutil
 import signal
@@ -16,20 +17,36 @@ import tempfile
 import time
 from pathlib import Path
 
+MOONCAKE_PORTS = range(20000, 32000)  # below those that Linux gives out for connections
+PORTS_A_SERVER = 64  # two a rank, picked at random
 SHARED_MEMORY = Path("/dev/shm")
 TRACKER = b"resource_tracker"  # in the command line of the process that unlinks what Python's processes share
 
 
 class Scratch:
-    """A server's own folder for temporary files, with a name short enough for the paths of Unix sockets."""
+    """What a server has to itself: a folder for temporary files, and ports for Mooncake.
+
+    The folder's name is short enough for the paths of Unix sockets. Mooncake keeps its connections to a decode server that
+    is gone, and the next one would get a dead connection where it happens to listen on the same port; so no two servers of
+    a process share ports, until 187 have been started.
+    """
+
+    _numbers = itertools.count(os.getpid())  # two processes at the same time seldom use the same ports
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="dcp-block-"))
+        num_ranges = (MOONCAKE_PORTS.stop - MOONCAKE_PORTS.start) // PORTS_A_SERVER
+        first = MOONCAKE_PORTS.start + next(self._numbers) % num_ranges * PORTS_A_SERVER
+        self.ports = range(first, first + PORTS_A_SERVER)
 
     @property
     def environ(self) -> dict[str, str]:
         """To be added to the server's environment."""
-        return {"TMPDIR": str(self.folder)}
+        return {
+            "TMPDIR": str(self.folder),
+            "MC_MIN_RPC_PORT": str(self.ports.start),
+            "MC_MAX_RPC_PORT": str(self.ports.stop - 1),
+        }
 
     def remove(self) -> None:
         """Remove the folder, and the shared memory that SGLang has named after files in it.  Once is enough."""
