@@ -21,9 +21,9 @@ import triton.language as tl
 
 from sglang_dcp_block.kernels import launch
 
-# Pages that a program places; it compares them with as many others at a time. The interpreter's time goes by operations.
-TILE = 1024 if launch.INTERPRETED else 128
-MAX_PAGES = 1 << 17  # each page is compared with each: for more of them, seven operators take less time than one kernel
+# Pages that a program places, comparing them with as many others at a time; and the longest list for one kernel, which
+# compares each page with each: beyond it seven operators take less time. The interpreter's time goes by operations.
+TILE, MAX_PAGES = (1024, 1024) if launch.INTERPRETED else (128, 1 << 17)
 
 
 @triton.jit
