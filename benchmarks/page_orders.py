@@ -18,8 +18,9 @@ from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.kernels import launch
-from sglang_dcp_block.kernels.free_runs import fewest_gaps_first, long_runs_first
+from sglang_dcp_block.kernels.free_runs import fewest_gaps_first
 from sglang_dcp_block.kernels.group_pages import group_pages_torch
+from sglang_dcp_block.kernels.long_runs import long_runs_first
 from sglang_dcp_block.patches import active, group_pages
 
 Pages = torch.Tensor

@@ -49,9 +49,9 @@ ways take turns.
 round-robin does. *segments* were counted at the call of Mooncake, *staged* are bytes that were sent from anywhere but
 the KV pool. A segment costs the most over TCP: it is an acknowledged round trip. Other transports have other ratios.
 
-No layout gets further than *one segment*. Where it is less than 25 times as fast as token round-robin itself, grouped
-blocks cannot be 25 times as fast either: how many times it is depends on the machine, on the time of a round trip
-against that of a long copy through the kernel.
+No layout gets further than *one segment*, so grouped blocks are measured against it; that must hold. How much faster
+one segment is than token round-robin depends on the machine, on the time of a round trip against that of a long copy
+through the kernel: the factors 25 and 15 are said, and nothing fails where they do not hold.
 """
 
 
@@ -180,10 +180,15 @@ def checks(rows: list[Row]) -> Iterator[Check]:
         }
         grouped, blocks = times[GROUPED].spread.p50, times[f"blocks of {BLOCK}"].spread.p50
         name = f"{layers} layers × 16,384 tokens"
-        yield Check(f"{name}: {GROUPED} ÷ {ONE}, p50", grouped / times[ONE].spread.p50, 1.10, at_most=True)
-        yield Check(f"{name}: {TOKENS} ÷ {GROUPED}, p50", times[TOKENS].spread.p50 / grouped, 25, at_most=False)
-        yield Check(f"{name}: {TOKENS} ÷ blocks of {BLOCK}, p50", times[TOKENS].spread.p50 / blocks, 15, at_most=False)
+        one, token = times[ONE].spread.p50, times[TOKENS].spread.p50
+        yield Check(f"{name}: {GROUPED} ÷ {ONE}, p50", grouped / one, 1.10, at_most=True)
+        yield Check(f"{name}: blocks of {BLOCK} ÷ {ONE}, p50", blocks / one, 1.25, at_most=True)
         yield Check(f"{name}: blocks of {BLOCK} ÷ {PACKED}, p50", blocks / times[PACKED].spread.p50, 1.5, at_most=True)
+        reached = f"({ONE}: {token / one:.3g}), p50"
+        yield Check(f"{name}: {TOKENS} ÷ {GROUPED} {reached}", token / grouped, 25, at_most=False, required=False)
+        yield Check(
+            f"{name}: {TOKENS} ÷ blocks of {BLOCK} {reached}", token / blocks, 15, at_most=False, required=False
+        )
         yield Check(f"{name}: {GROUPED}, segments a layer", (times[GROUPED].segments or 0) / layers, 1, at_most=True)
         yield Check(f"{name}: {GROUPED}, bytes staged", float(times[GROUPED].case["staged"]), 0, at_most=True)
 

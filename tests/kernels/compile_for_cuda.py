@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sglang_dcp_block.gpu_check import attention
-from sglang_dcp_block.kernels import compact_indices, group_pages, kv_indices, neutralise, slot_maps
+from sglang_dcp_block.kernels import compact_indices, group_pages, kv_indices, long_runs, neutralise, slot_maps
 
 CONSTANTS = {"P": 8, "B": 64, "TILE": 512}
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -76,6 +76,7 @@ def variants() -> dict[str, str]:
             prefix_lens_ptr=f"*{index}",
             seq_lens_ptr=f"*{index}",
             out_ptr="*i64",
+            num_free_pages="i32",
             PAGE_SIZE=64,
             REQUESTS=32,
         )
@@ -91,6 +92,14 @@ def variants() -> dict[str, str]:
                 req_to_token_stride="i32",
                 RANK=3,
             )
+    done["long_runs_first"] = compile_to_ttir(
+        long_runs._long_runs_first_kernel,
+        pages_ptr="*i64",
+        out_ptr="*i64",
+        num_pages="i32",
+        first_step="i32",
+        TILE=long_runs.TILE,
+    )
     done["gpu_check decode"] = compile_to_ttir(
         attention._decode_kernel,
         q_ptr="*fp32",

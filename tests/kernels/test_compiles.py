@@ -29,7 +29,7 @@ def ttir_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_every_variant_compiles(ttir_of: dict[str, str]) -> None:
-    assert len(ttir_of) == 18
+    assert len(ttir_of) == 19
     assert all("tt.store" in ttir for ttir in ttir_of.values())
 
 

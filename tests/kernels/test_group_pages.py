@@ -51,7 +51,7 @@ def test_kernel_twin_and_oracle_agree(P: int, page_size: int, dtype: torch.dtype
         expected = grouped_one_by_one(free, requests, page_size, P)
         before = torch.tensor(free)
         sizes = {"page_size": page_size, "dcp_size": P}
-        out = group_pages(before, prefix_lens, seq_lens, max_new_pages=need, tile=TILE, **sizes)
+        out = group_pages(before, prefix_lens, seq_lens, tile=TILE, **sizes)
         assert out.tolist() == expected
         assert group_pages_torch(before, prefix_lens, seq_lens, **sizes).tolist() == expected
         assert before.tolist() == free, "the old list was written to"
@@ -59,17 +59,10 @@ def test_kernel_twin_and_oracle_agree(P: int, page_size: int, dtype: torch.dtype
             assert expected == free
 
 
-@pytest.mark.parametrize("bound", [5, 6, 100])
-def test_the_bound_sizes_the_grid_only(bound: int) -> None:
-    free, start, end = torch.arange(100, 200), torch.tensor([7]), torch.tensor([27])
-    out = group_pages(free, start, end, page_size=4, dcp_size=2, max_new_pages=bound, tile=1)
-    assert out.tolist() == [100, 103, 101, 104, 102, *range(105, 200)]
-
-
 def test_no_requests_and_no_pages() -> None:
     none, free = torch.empty(0, dtype=torch.int64), torch.arange(3)
-    assert group_pages(free, none, none, page_size=4, dcp_size=2, max_new_pages=0).tolist() == [0, 1, 2]
-    assert group_pages(none, none, none, page_size=4, dcp_size=2, max_new_pages=0).tolist() == []
+    assert group_pages(free, none, none, page_size=4, dcp_size=2).tolist() == [0, 1, 2]
+    assert group_pages(none, none, none, page_size=4, dcp_size=2).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -81,7 +74,6 @@ def test_no_requests_and_no_pages() -> None:
         ({"prefix_lens": torch.zeros(1)}, TypeError, "prefix_lens: expected torch.int32 or torch.int64"),
         ({"page_size": 0}, ValueError, "page_size: expected 1 or more, got 0"),
         ({"dcp_size": 0}, ValueError, "dcp_size: expected 1 or more, got 0"),
-        ({"max_new_pages": 5}, ValueError, "max_new_pages: expected 0 to 4 free pages, got 5"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, error, message) -> None:
@@ -91,7 +83,6 @@ def test_what_does_not_fit_is_refused(change, error, message) -> None:
         "seq_lens": torch.ones(1, dtype=torch.int64),
         "page_size": 4,
         "dcp_size": 2,
-        "max_new_pages": 1,
     }
     group_pages(**fitting)
     with pytest.raises(error, match=message):

@@ -30,16 +30,17 @@ class Virtual(PageHistory):
 
 @pytest.fixture
 def history(request, monkeypatch):
-    """The hooks of a mode on SGLang's allocator; kernels run as their twins, which is faster by far."""
+    """The hooks of a mode on SGLang's allocator; but for "kernels", these run as their twins, which is faster by far."""
+    mode = request.param
     torch.set_num_threads(1)
-    monkeypatch.setattr(launch, "INTERPRETED", False)
-    monkeypatch.setattr(active, "group_pages", 0 if request.param == "stock" else P)
-    monkeypatch.setattr(active, "_layout", DcpLayout(P, PAGE) if request.param == "decode" else None)
-    hook(monkeypatch, MODES[request.param])
-    return Virtual if request.param == "decode" else Physical
+    monkeypatch.setattr(launch, "INTERPRETED", mode == "kernels")
+    monkeypatch.setattr(active, "group_pages", 0 if mode == "stock" else P)
+    monkeypatch.setattr(active, "_layout", DcpLayout(P, PAGE) if mode == "decode" else None)
+    hook(monkeypatch, PREFILL_GROUP_POINTS if mode == "kernels" else MODES[mode])
+    return Virtual if mode == "decode" else Physical
 
 
-@pytest.mark.parametrize("history", MODES, indirect=True)
+@pytest.mark.parametrize("history", [*MODES, "kernels"], indirect=True)
 def test_no_page_is_lost_or_shared(history) -> None:
     run(history, steps=240, in_a_history=40)
 

@@ -7,7 +7,8 @@
     compact_indices   this rank's slots of a batch, picked from a stream of all slots
     neutralise        what a rank without KV contributes to a merge
     group_pages       a prefill server's free pages, in the order of decode ranks
-    free_runs         free pages in the order of the runs that they form
+    long_runs         its free pages after a merge, those in long runs first
+    free_runs         a decode server's free pages, those with the fewest gaps first (plain torch)
 
 A launcher runs its kernel on CUDA tensors, and on CPU tensors under ``TRITON_INTERPRET=1``; otherwise the torch twin
 (``*_torch``), which is also the reference for tests and benchmarks.  Launchers allocate at most their result, launch at

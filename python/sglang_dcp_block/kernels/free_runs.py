@@ -1,28 +1,8 @@
-"""Lists of free pages, reordered so that what is taken next lies in few runs of neighbours.  Plain torch, no host sync."""
+"""A list of free pages, reordered so that what is taken next lies in few runs of neighbours.  Plain torch, no host sync."""
 
 from __future__ import annotations
 
 import torch
-
-
-def long_runs_first(pages: torch.Tensor) -> torch.Tensor:
-    """Order pages by the length of the run that they lie in, the longest run first; equal runs as they were.
-
-    Args:
-        pages: ``[num_pages] int64``, ascending, each page once.
-
-    Returns:
-        A new ``[num_pages]`` with the same pages; each run is whole and ascending.
-
-    Seven operators over ``num_pages`` entries, no host sync.
-
-    >>> long_runs_first(torch.tensor([2, 5, 6, 7, 9, 10])).tolist()
-    [5, 6, 7, 9, 10, 2]
-    """
-    # Page minus place is the same all along a run, and grows from run to run: so it is sorted, too.
-    offset = pages - torch.arange(pages.shape[0], device=pages.device)
-    length = torch.searchsorted(offset, offset, right=True) - torch.searchsorted(offset, offset)
-    return pages[torch.argsort(length, descending=True, stable=True)]
 
 
 def fewest_gaps_first(pages: torch.Tensor, num_taken: int) -> torch.Tensor:

@@ -36,13 +36,15 @@ def _pages_of_lower(end, rank, P: tl.constexpr):
 
 
 # The free list is a window that moves a page at a time: specialising on it would recompile in the middle of serving.
-# Grid: (requests, programs a request); a request's programs stride over its tiles.  All addresses are 64-bit.
-@triton.jit(do_not_specialize_on_alignment=["free_pages_ptr"])
+# Grid: (requests + 1, programs a request); a request's programs stride over its tiles, the last row copies the pages that
+# nobody takes.  All addresses are 64-bit.
+@triton.jit(do_not_specialize=["num_free_pages"], do_not_specialize_on_alignment=["free_pages_ptr"])
 def _group_pages_kernel(
     free_pages_ptr,
     prefix_lens_ptr,
     seq_lens_ptr,
     out_ptr,
+    num_free_pages,
     P: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     REQUESTS: tl.constexpr,
@@ -54,18 +56,25 @@ def _group_pages_kernel(
     starts = tl.load(prefix_lens_ptr + before, mask=mask, other=0).to(tl.int64)
     ends = tl.load(seq_lens_ptr + before, mask=mask, other=0).to(tl.int64)
     base = tl.sum(_num_pages(ends, PAGE_SIZE) - _num_pages(starts, PAGE_SIZE))
-    first = _num_pages(tl.load(prefix_lens_ptr + request).to(tl.int64), PAGE_SIZE)
-    end = _num_pages(tl.load(seq_lens_ptr + request).to(tl.int64), PAGE_SIZE)
-
+    tile_start = tl.program_id(1).to(tl.int64) * TILE
     tile_step = tl.num_programs(1).to(tl.int64) * TILE
-    for tile_start in range(first + tl.program_id(1).to(tl.int64) * TILE, end, tile_step):
-        page = tile_start + tl.arange(0, TILE)
-        rank = page % P
-        place = _pages_of_lower(end, rank, P) - _pages_of_lower(first, rank, P)
-        place += (page - first) // P  # its own rank's pages before it are each P apart
-        valid = page < end
-        got = tl.load(free_pages_ptr + base + place, mask=valid)
-        tl.store(out_ptr + base + (page - first), got, mask=valid)
+
+    if request == tl.num_programs(0) - 1:
+        for rest_start in range(base + tile_start, num_free_pages, tile_step):
+            place = rest_start + tl.arange(0, TILE)
+            valid = place < num_free_pages
+            tl.store(out_ptr + place, tl.load(free_pages_ptr + place, mask=valid), mask=valid)
+    else:
+        first = _num_pages(tl.load(prefix_lens_ptr + request).to(tl.int64), PAGE_SIZE)
+        end = _num_pages(tl.load(seq_lens_ptr + request).to(tl.int64), PAGE_SIZE)
+        for first_page in range(first + tile_start, end, tile_step):
+            page = first_page + tl.arange(0, TILE)
+            rank = page % P
+            place = _pages_of_lower(end, rank, P) - _pages_of_lower(first, rank, P)
+            place += (page - first) // P  # its own rank's pages before it are each P apart
+            valid = page < end
+            got = tl.load(free_pages_ptr + base + place, mask=valid)
+            tl.store(out_ptr + base + (page - first), got, mask=valid)
 
 
 def group_pages(
@@ -75,7 +84,6 @@ def group_pages(
     *,
     page_size: int,
     dcp_size: int,
-    max_new_pages: int,
     tile: int = launch.TILE,
 ) -> torch.Tensor:
     """The free list with each request's next pages reordered by the rank that owns the logical page.
@@ -86,10 +94,10 @@ def group_pages(
 
     Args:
         free_pages: ``[num_free_pages] int64``, dense, in the order in which they are handed out.
-        prefix_lens, seq_lens: ``[num_requests] int32 or int64``, tokens before and after the extension.
+        prefix_lens, seq_lens: ``[num_requests] int32 or int64``, tokens before and after the extension. Together they
+            take at most ``num_free_pages`` pages: the caller knows, lengths are not read here.
         page_size: tokens.
         dcp_size: P, the ranks of the decode server.
-        max_new_pages: a bound of all requests' pages together that the host knows; at most ``num_free_pages``.
         tile: pages a program handles at a time, a power of 2. For tests.
 
     Returns:
@@ -98,32 +106,32 @@ def group_pages(
     Raises:
         TypeError, ValueError: a dtype, shape or stride is not as above.
 
-    Two launches (a copy and a kernel), no host sync.
+    One launch, no host sync.
     Law: each request's slice holds the same pages as before; the pages of a rank are neighbours in the old order, ascending
     with l; P = 1 changes nothing.
 
     >>> group_pages(
-    ...     torch.arange(20, 26), torch.tensor([3 * 64]), torch.tensor([8 * 64]), page_size=64, dcp_size=2, max_new_pages=5
+    ...     torch.arange(20, 26), torch.tensor([3 * 64]), torch.tensor([8 * 64]), page_size=64, dcp_size=2
     ... ).tolist()
     [22, 20, 23, 21, 24, 25]
     """
-    _check(free_pages, prefix_lens, seq_lens, page_size, dcp_size, max_new_pages)
+    _check(free_pages, prefix_lens, seq_lens, page_size, dcp_size)
     if not launch.can_launch(free_pages):
         return group_pages_torch(free_pages, prefix_lens, seq_lens, page_size=page_size, dcp_size=dcp_size)
-    out = free_pages.clone()
-    num_requests = seq_lens.shape[0]
-    if num_requests > 0 and max_new_pages > 0:
-        programs = launch.programs_per_request(num_requests, max_new_pages, tile, launch.MAX_PROGRAMS)
-        _group_pages_kernel[(num_requests, programs)](
-            free_pages,
-            prefix_lens,
-            seq_lens,
-            out,
-            P=dcp_size,
-            PAGE_SIZE=page_size,
-            REQUESTS=triton.next_power_of_2(num_requests),
-            TILE=tile,
-        )
+    out = torch.empty_like(free_pages)
+    num_requests, num_free_pages = seq_lens.shape[0], free_pages.shape[0]
+    programs = launch.programs_per_request(num_requests + 1, num_free_pages, tile, launch.MAX_PROGRAMS)
+    _group_pages_kernel[(num_requests + 1, programs)](
+        free_pages,
+        prefix_lens,
+        seq_lens,
+        out,
+        num_free_pages,
+        P=dcp_size,
+        PAGE_SIZE=page_size,
+        REQUESTS=triton.next_power_of_2(max(1, num_requests)),
+        TILE=tile,
+    )
     return out
 
 
@@ -149,7 +157,6 @@ def _check(
     seq_lens: torch.Tensor,
     page_size: int,
     dcp_size: int,
-    max_new_pages: int,
 ) -> None:
     launch.check_tensor("free_pages", free_pages, (torch.int64,))
     launch.check_tensor("prefix_lens", prefix_lens, launch.INTEGERS)
@@ -161,5 +168,3 @@ def _check(
     for name, value in (("page_size", page_size), ("dcp_size", dcp_size)):
         if value < 1:
             raise ValueError(f"{name}: expected 1 or more, got {value}")
-    if not 0 <= max_new_pages <= free_pages.shape[0]:
-        raise ValueError(f"max_new_pages: expected 0 to {free_pages.shape[0]} free pages, got {max_new_pages}")

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from sglang_dcp_block.kernels.free_runs import fewest_gaps_first, long_runs_first
+from sglang_dcp_block.kernels.free_runs import fewest_gaps_first
 from sglang_dcp_block.kernels.group_pages import group_pages
+from sglang_dcp_block.kernels.long_runs import long_runs_first
 from sglang_dcp_block.patches import active
 
 
@@ -22,7 +23,7 @@ def alloc_in_order(
 ) -> torch.Tensor | None:  # fmt: skip
     """AROUND ``PagedTokenToKVPoolAllocator.alloc_extend``: order the pages that it is about to take; no host sync.
 
-    Prefill server: grouped by decode rank; two launches more, none for a batch that takes at most P pages.
+    Prefill server: grouped by decode rank; a launch more, none for a batch that takes at most P pages.
     Decode server (which calls it once a request, never for a decode step): those with the fewest gaps; a dozen more.
     """
     from sglang.srt.utils import get_num_new_pages
@@ -43,7 +44,6 @@ def alloc_in_order(
                 seq_lens,
                 page_size=self.page_size,
                 dcp_size=active.group_pages,
-                max_new_pages=num_new_pages,
             )
     taken: torch.Tensor | None = original(
         self, prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens, num_new_pages
@@ -54,7 +54,8 @@ def alloc_in_order(
 def merge_long_runs_first(original: Any, self: Any) -> None:
     """AROUND ``PagedTokenToKVPoolAllocator.merge_and_sort_free`` of a prefill server: long runs are handed out first.
 
-    A call without freed pages changes nothing, as in SGLang: the list may be grouped already.
+    A launch more than SGLang's own. A call without freed pages changes nothing, as in SGLang: the list may be grouped
+    already.
     """
     if self.staged_pages:
         original(self)
