@@ -14,7 +14,9 @@ import reference
 from cases import BASE, LONG
 from pd import HOST, free_port, role
 from served import Served
+from sglang_dcp_block import cli
 from sglang_dcp_block.cpu.checkpoints import tiny_config
+from sglang_dcp_block.patches import register
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +94,16 @@ def test_pages_are_kept_for_as_long_as_the_prefill_server_may_write(servers):
     assert said.count("pages of a failed transfer are kept for 40 s instead of 30 s") == 1, "at start"
     raised = f"kept for {PREFILL_TIMEOUT + 10} s from now on: Mooncake of prefill server {HOST}:"
     assert said.count(raised) == RANKS, "at first contact, on each rank"
+
+
+def test_the_doctor_finds_the_pair_well(servers, capsys):
+    """And the same plugin in both."""
+    urls = [word for server in servers for word in ("--url", server.url)]
+    assert cli.main(["doctor", *urls, "--expect-block-size", str(PAGE)]) == 0
+    said = capsys.readouterr().out
+    assert "may exchange KV, in blocks of 8" in said, said
+    (row,) = (line.split() for line in said.splitlines() if line.startswith(" plugin "))
+    assert row == ["plugin", *[register.plugin_digest()] * 2], said
 
 
 def test_a_refused_prefill_server(servers):

@@ -127,6 +127,7 @@ def report_layout(result: dict[str, Any], scheduler: Any) -> dict[str, Any]:
         dcp_size=layout.dcp_size,
         page_size=allocator.page_size // layout.dcp_size,
         digest=register.digest(points, layout.block_size),
+        plugin_digest=register.plugin_digest(),
         capacity_tokens=allocator.size,
         rows_per_rank=allocator.size // layout.dcp_size,
     )
