@@ -309,7 +309,17 @@ class TestAddress:
         assert address("localhost:30000").geturl() == "http://localhost:30000"
 
     @pytest.mark.parametrize(
-        "text", ["", "ftp://x", "http://", "http://h:port", "http://h:99999", "http://h:0", "file:///x"]
+        "text",
+        [
+            "",
+            "ftp://x",
+            "http://",
+            "http://h:port",
+            "http://h:99999",
+            "http://h:0",
+            "http://user:word@h:1",
+            "file:///x",
+        ],
     )
     def test_anything_else_is_refused(self, text: str) -> None:
         with pytest.raises(ValueError, match="expected the URL of a server"):
