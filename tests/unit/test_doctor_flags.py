@@ -174,6 +174,11 @@ class TestOfOutcome:
         assert (finding.level, finding.got) == (Level.PROBLEM, error)
         assert advice in finding.advice
 
+    def test_an_error_of_the_machine_is_not_taken_for_one_of_the_flags(self) -> None:
+        outcome = {"warnings": [], "error": "operator torchvision::nms does not exist", "kind": "RuntimeError"}
+        (finding,) = flags.of_outcome(outcome, []).findings
+        assert "python -m sglang_dcp_block.cpu -- sglang-dcp-block doctor" in finding.advice
+
 
 @pytest.mark.parametrize("written", [None, "", "{"])
 def test_a_child_that_writes_nothing(written: str | None, monkeypatch: pytest.MonkeyPatch) -> None:

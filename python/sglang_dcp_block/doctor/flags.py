@@ -27,6 +27,11 @@ MAX_NUMBER = 2**31 - 1
 TIMEOUT_SECONDS = 180  # importing SGLang and asking for a model's configuration
 _COMMAND = "sglang_dcp_block.doctor.resolve"
 _OF_FLASHINFER = frozenset({"flashinfer", "trtllm_mla", "cutedsl_mla"})
+_OF_THE_MACHINE = ("RuntimeError", "ImportError", "ModuleNotFoundError", "AttributeError")
+_NO_GPU = (
+    "These are no words about flags: SGLang itself fails on this machine. If it has no GPU, look in the CPU environment: "
+    "python -m sglang_dcp_block.cpu -- sglang-dcp-block doctor -- ..."
+)
 _CORRECT = "Correct the flags as it says; docs/operations.md has every message and its cause."
 
 
@@ -79,7 +84,7 @@ def of_outcome(outcome: dict[str, Any], argv: Sequence[str]) -> Checked:
     """Findings about what the child wrote."""
     warnings = tuple(note(PART, "warning at start", line) for line in outcome.get("warnings", ()))
     if "error" in outcome:
-        return Checked((*warnings, problem(PART, "command line", outcome["error"], _advice(outcome["error"]))))
+        return Checked((*warnings, problem(PART, "command line", outcome["error"], _advice(outcome))))
     sizes = (
         f"TP {outcome['tp_size']}, DCP {outcome['dcp_size']}, pages of {outcome['page_size']} tokens, "
         f"attention {' and '.join(dict.fromkeys(outcome['backends']))}, KV cache {outcome['kv_cache_dtype']}"
@@ -111,7 +116,10 @@ def _grouping(outcome: dict[str, Any]) -> list[Finding]:
     return [ok(PART, "order of pages", f"grouped for {ranks} decode ranks")] if ranks else []
 
 
-def _advice(error: str) -> str:
+def _advice(outcome: Mapping[str, Any]) -> str:
+    error = outcome["error"]
+    if outcome.get("kind") in _OF_THE_MACHINE:
+        return _NO_GPU
     if "unrecognized arguments" in error and (config.FLAG in error or config.GROUP_FLAG in error):
         return "SGLang did not load the plugin: see the heading `plugin`."
     return _CORRECT
