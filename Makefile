@@ -59,7 +59,7 @@ test-all: venv ## every test
 	$(PYTEST) -m 'slow or not slow' $(ALL) $(ARGS)
 	$(SAY_IF_NOT)
 
-soak: venv ## random traffic on a served TP2+DCP2 for MINUTES=30 a kind of attention (ARGS="-k gqa" for one)
+soak: venv ## random traffic on served TP2+DCP2, GQA, MLA, and MLA behind a prefill server: MINUTES=30 each (ARGS="-k pd" for one)
 	DCP_BLOCK_SOAK_MINUTES=$(MINUTES) $(PYTEST) -s -m slow tests/engine/test_soak.py $(ARGS)
 
 check: venv ## linter, types and the fast tests

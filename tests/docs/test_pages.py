@@ -42,6 +42,16 @@ class TestMetrics:
         named = {f"sglang:dcp_block_{row[0].strip('`')}" for row in table[1:]}
         assert named == own_metrics()
 
+    def test_every_reason_of_a_refusal_is_in_the_table_of_its_side(self) -> None:
+        from sglang_dcp_block.patches.peer_refusals import REASONS
+
+        tables = Page(ROOT / "docs" / "operations.md").tables()
+        (table,) = [table for table in tables if table[0][:2] == ["`side`", "`reason`"]]
+        named = [
+            (side.strip("`"), reason) for side, reasons, *_ in table[1:] for reason in re.findall(r"`(\w+)`", reasons)
+        ]
+        assert sorted(named) == sorted((side.value, reason.value) for side in REASONS for reason in REASONS[side])
+
     def test_every_one_is_in_the_dashboard_and_no_other(self) -> None:
         panels = json.loads((ROOT / "docs" / "grafana" / "dcp-block.json").read_text())["panels"]
         named = {name for panel in panels for target in panel["targets"] for name in METRIC.findall(target["expr"])}

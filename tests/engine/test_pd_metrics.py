@@ -14,7 +14,10 @@ import reference
 from cases import BASE, LONG
 from pd import HOST, free_port, role
 from served import Served
+from sglang_dcp_block import cli
 from sglang_dcp_block.cpu.checkpoints import tiny_config
+from sglang_dcp_block.patches import register
+from sglang_dcp_block.patches.peer_refusals import REASONS, RefusedBy
 
 pytestmark = pytest.mark.slow
 
@@ -81,8 +84,19 @@ def test_transfers(servers):
     assert {name: got.get((f"sglang:dcp_block_{name}", ("direct",))) for name in want} == want
     assert got["sglang:dcp_block_transfer_seconds_sum", ("direct",)] > 0
     assert got["sglang:dcp_block_fallbacks_total", ("no pack buffer",)] == len(chunks) * RANKS, "short blocks, on a CPU"
-    assert not any("refusals" in name or "failures" in name for name, _ in got)
-    assert not any(name.startswith("sglang:dcp_block") for name, _ in decode.metrics()), "it sends nothing"
+    assert not any(value for (name, _), value in got.items() if "refusals" in name or "failures" in name)
+    ours = {name: value for (name, _), value in decode.metrics().items() if name.startswith("sglang:dcp_block")}
+    assert ours == {"sglang:dcp_block_refusals_total": 0}, "it sends nothing"
+
+
+def test_what_is_alerted_on_is_shown_from_the_start(servers):
+    """At 0, and all of it: an alert on growth misses a counter that appears with its first event."""
+    prefill, decode = (server.metrics() for server in servers)
+    for side, metrics in ((RefusedBy.PREFILL, prefill), (RefusedBy.DECODE, decode)):
+        want = {(reason.value, side.value) for reason in REASONS[side]}
+        assert {labels for name, labels in metrics if name == "sglang:dcp_block_refusals_total"} == want
+    reasons = {labels for name, labels in prefill if name == "sglang:dcp_block_transfer_failures_total"}
+    assert reasons == {("request",), ("transport",), ("cancelled",)}
 
 
 def test_pages_are_kept_for_as_long_as_the_prefill_server_may_write(servers):
@@ -92,6 +106,16 @@ def test_pages_are_kept_for_as_long_as_the_prefill_server_may_write(servers):
     assert said.count("pages of a failed transfer are kept for 40 s instead of 30 s") == 1, "at start"
     raised = f"kept for {PREFILL_TIMEOUT + 10} s from now on: Mooncake of prefill server {HOST}:"
     assert said.count(raised) == RANKS, "at first contact, on each rank"
+
+
+def test_the_doctor_finds_the_pair_well(servers, capsys):
+    """And the same plugin in both."""
+    urls = [word for server in servers for word in ("--url", server.url)]
+    assert cli.main(["doctor", *urls, "--expect-block-size", str(PAGE)]) == 0
+    said = capsys.readouterr().out
+    assert "may exchange KV, in blocks of 8" in said, said
+    (row,) = (line.split() for line in said.splitlines() if line.startswith(" plugin "))
+    assert row == ["plugin", *[register.plugin_digest()] * 2], said
 
 
 def test_a_refused_prefill_server(servers):

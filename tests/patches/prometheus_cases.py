@@ -26,6 +26,8 @@ def main() -> None:
 
     if "enable_metrics" in order:  # as a scheduler's configuration has it
         runtime_context._CONTEXT._config_bags = {"observability": SimpleNamespace(**order)}
+    peer_refusals.begin(peer_refusals.RefusedBy.DECODE)
+    transfer_counts.begin()
     for _ in range(2):
         peer_refusals.count(peer_refusals.RefusedBy.DECODE, peer_refusals.Reason.NO_BLOCKS)
     with transfer_counts.counted("peer", "direct") as transfer:
@@ -40,11 +42,13 @@ def main() -> None:
     wanted = {
         "refusals": {"side": "decode", "reason": "no_blocks"}, "segments": {"path": "direct"}, "bytes": {"path": "direct"},
     }  # fmt: skip
+    shown = [sample for metric in registry.collect() for sample in metric.samples if "reason" in sample.labels]
     samples = {n: registry.get_sample_value(f"sglang:dcp_block_{n}_total", labels) for n, labels in wanted.items()}
     seen = {
         "imported_before": imported_before,
         "complaints": complaints,
         "names": ours,
+        "reasons": sorted(s.labels["reason"] for s in shown if s.name.endswith("_total")),
         "samples": {name: value for name, value in samples.items() if value is not None},
     }
     Path(sys.argv[1]).write_text(json.dumps(seen))

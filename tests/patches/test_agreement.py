@@ -27,6 +27,7 @@ def info(**changes: Any) -> dict[str, Any]:
             "dcp_size": 2,
             "page_size": 8,
             "digest": DIGEST,
+            "plugin_digest": DIGEST,
             "capacity_tokens": 512,
             "rows_per_rank": 256,
             **changes,

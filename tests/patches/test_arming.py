@@ -67,6 +67,7 @@ def info(**changes: Any) -> dict[str, Any]:
         "dcp_size": 2,
         "page_size": 8,
         "digest": digest,
+        "plugin_digest": register.plugin_digest(),
         "capacity_tokens": 64,
         "rows_per_rank": 32,
     }

@@ -23,7 +23,10 @@ from sglang_dcp_block.patches import active, pd_decode, peer_refusals
 
 MESSAGES = [1000, pytest.param(100_000, marks=pytest.mark.slow)]
 PAGE = 8
-GOOD = {"protocol": 1, "dcp_size": 1, "block_size": 1, "page_size": PAGE, "digest": "d", "transfer_timeout_seconds": 30}
+GOOD = {
+    "protocol": 1, "dcp_size": 1, "block_size": 1, "page_size": PAGE, "digest": "d", "transfer_timeout_seconds": 30,
+    "plugin_digest": "p",
+}  # fmt: skip
 RANK = "0-0-0-0-0"
 
 
@@ -80,10 +83,13 @@ def is_capability(told: Any) -> bool:
     def number(name: str) -> bool:
         return type(told.get(name)) is int and 1 <= told[name] <= 2**31 - 1
 
+    def text(value: Any) -> bool:
+        return type(value) is str and len(value) <= 64
+
     return (
         type(told) is dict
-        and type(told.get("digest")) is str
-        and len(told["digest"]) <= 64
+        and text(told.get("digest"))
+        and (told.get("plugin_digest") is None or text(told["plugin_digest"]))
         and all(number(name) for name in ("protocol", "dcp_size", "block_size", "page_size"))
         and told["protocol"] == 1
         and (told.get("transfer_timeout_seconds") is None or number("transfer_timeout_seconds"))

@@ -17,7 +17,7 @@ from hooking import hook
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import Capability
 from sglang_dcp_block.dcp.layout import DcpLayout
-from sglang_dcp_block.patches import active, pd_capability, pd_decode, peer_refusals
+from sglang_dcp_block.patches import active, pd_capability, pd_decode, peer_refusals, register
 from sglang_dcp_block.patches.pd_points import DECODE_POINTS
 
 HOLD = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
@@ -136,6 +136,7 @@ def test_a_prefill_rank_tells_how_long_its_mooncake_may_write(bootstrap, monkeyp
     pd_capability.report_rank(None, SimpleNamespace(dcp_size=1), f"http://{address}/route", payload)
     told = requests.get(f"http://{address}{handshake.ROUTE}", timeout=5).json()
     assert told["transfer_timeout_seconds"] == seconds
+    assert told["plugin_digest"] == register.plugin_digest()
 
 
 class TestPagesThatMayStillBeWritten:

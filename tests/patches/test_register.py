@@ -292,22 +292,24 @@ class TestDigest:
     ) -> None:
         copy = Path(shutil.copytree(register._PACKAGE, tmp_path / "plugin"))
         monkeypatch.setattr(register, "_PACKAGE", copy)
-        before = register.digest(GOOD, 8)
+        before, plugin = register.digest(GOOD, 8), register.plugin_digest()
         for module in ("dcp/layout.py", "kernels/kv_indices.py", "patches/reads.py"):
             text = (copy / module).read_text()
             (copy / module).write_text(text + "\n")
             assert register.digest(GOOD, 8) != before, module
+            assert register.plugin_digest() != plugin, module
             (copy / module).write_text(text)
-        assert register.digest(GOOD, 8) == before
+        assert (register.digest(GOOD, 8), register.plugin_digest()) == (before, plugin)
 
     def test_kind_and_number_of_points(self, stub: ModuleType) -> None:
         changed = tuple(dataclasses.replace(p, kind=Kind.AFTER) if p.kind is Kind.AROUND else p for p in GOOD)
         assert len({register.digest(points, 8) for points in (GOOD, changed, GOOD[1:], GOOD[:-1])}) == 4
 
     def test_plugin_version(self, stub: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-        before = register.digest(GOOD, 8)
+        before, plugin = register.digest(GOOD, 8), register.plugin_digest()
         monkeypatch.setattr(register, "__version__", "9.9.9")
         assert register.digest(GOOD, 8) != before
+        assert register.plugin_digest() != plugin
 
     def test_upstream_version(self, stub: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         before = register.digest(GOOD, 8)

@@ -53,7 +53,12 @@ class TestByRules:
             (["--dcp-group-pages", "8"], "servers that transfer nothing"),
             (["--dcp-group-pages", "none"], "expected the decode servers' --dcp-size"),
             (["--dcp-block-size", "-4"], "--dcp-block-size: expected"),
-            (["--tp", "eight"], "invalid int value"),
+            (["--dcp-block-size", ""], "--dcp-block-size: expected"),
+            (["--tp", "eight"], "expected a number from 1 to 2147483647, got 'eight'"),
+            (["--tp", "0"], "expected a number from 1 to 2147483647, got '0'"),
+            (["--dcp-size", "-8"], "expected a number from 1 to 2147483647, got '-8'"),
+            (["--page-size", "9" * 5000], "expected a number from 1 to 2147483647, got '999"),
+            (["--disaggregation-mode", "both"], "invalid choice: 'both'"),
         ],
     )
     def test_flags_that_are_refused(self, more: list[str], text: str) -> None:
@@ -75,8 +80,10 @@ class TestByRules:
                 "query heads that dcp_size does not divide",
             ),
             ({"num_attention_heads": 128, "num_key_value_heads": 128, "kv_lora_rank": 512}, None),
-            ({"num_attention_heads": "many"}, None),
-            ([], None),
+            (
+                {"text_config": None, "num_attention_heads": 12, "num_key_value_heads": 1},
+                "query heads that dcp_size does not divide",
+            ),
         ],
     )
     def test_the_model_is_asked(self, model: Any, refused: str | None, tmp_path: Path) -> None:
@@ -84,10 +91,29 @@ class TestByRules:
         found = problems(flags.by_rules([*BLOCKS, "--model-path", str(tmp_path)]))
         assert [finding.got.partition(":")[0] for finding in found] == ([refused] if refused else [])
 
-    @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "\0"])
-    def test_a_model_that_cannot_be_read_is_no_problem(self, text: str, tmp_path: Path) -> None:
-        (tmp_path / "config.json").write_text(text)
-        assert problems(flags.by_rules([*BLOCKS, "--model-path", str(tmp_path)])) == []
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "{",
+            "[" * 100_000,
+            "\0",
+            "\xff",
+            "[]",
+            '{"num_attention_heads": "many"}',
+            '{"num_key_value_heads": true}',
+            '{"num_attention_heads": -2}',
+            '{"kv_lora_rank": ' + "9" * 5000 + "}",
+        ],
+    )
+    def test_a_configuration_that_is_none(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text(text, encoding="latin-1")
+        (finding,) = problems(flags.by_rules([*BLOCKS, "--model-path", str(tmp_path)]))
+        assert finding.got.startswith(f"{tmp_path}/config.json: ")
+
+    @pytest.mark.parametrize("path", ["org/model", "", "a" * 5000, "a\0b"])
+    def test_a_model_that_is_not_here_is_no_problem(self, path: str) -> None:
+        assert problems(flags.by_rules([*BLOCKS, "--model-path", path])) == []
 
     def test_a_prefill_server_needs_its_bootstrap_port(self) -> None:
         checked = flags.by_rules(["--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", "9000"])
@@ -147,6 +173,11 @@ class TestOfOutcome:
         (finding,) = flags.of_outcome({"warnings": [], "error": error}, []).findings
         assert (finding.level, finding.got) == (Level.PROBLEM, error)
         assert advice in finding.advice
+
+    def test_an_error_of_the_machine_is_not_taken_for_one_of_the_flags(self) -> None:
+        outcome = {"warnings": [], "error": "operator torchvision::nms does not exist", "kind": "RuntimeError"}
+        (finding,) = flags.of_outcome(outcome, []).findings
+        assert "python -m sglang_dcp_block.cpu -- sglang-dcp-block doctor" in finding.advice
 
 
 @pytest.mark.parametrize("written", [None, "", "{"])

@@ -21,7 +21,15 @@ from sglang_dcp_block.doctor.server import Server
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
 
-REPORT = {"block_size": 16, "dcp_size": 2, "page_size": 16, "digest": "0" * 16, "rows_per_rank": 1024, "num_ranks": 2}
+REPORT = {
+    "block_size": 16,
+    "dcp_size": 2,
+    "page_size": 16,
+    "digest": "0" * 16,
+    "plugin_digest": "a" * 16,
+    "rows_per_rank": 1024,
+    "num_ranks": 2,
+}
 COMMON: dict[str, Any] = {
     "version": "0.5.23",
     "model_path": "/models/tiny",
@@ -48,8 +56,9 @@ CAPABILITY = {
     "dcp_size": 1,
     "block_size": 1,
     "page_size": 16,
-    "digest": "0" * 16,
+    "digest": "1" * 16,
     "transfer_timeout_seconds": 30,
+    "plugin_digest": "a" * 16,
 }
 
 
@@ -300,7 +309,17 @@ class TestAddress:
         assert address("localhost:30000").geturl() == "http://localhost:30000"
 
     @pytest.mark.parametrize(
-        "text", ["", "ftp://x", "http://", "http://h:port", "http://h:99999", "http://h:0", "file:///x"]
+        "text",
+        [
+            "",
+            "ftp://x",
+            "http://",
+            "http://h:port",
+            "http://h:99999",
+            "http://h:0",
+            "http://user:word@h:1",
+            "file:///x",
+        ],
     )
     def test_anything_else_is_refused(self, text: str) -> None:
         with pytest.raises(ValueError, match="expected the URL of a server"):
@@ -347,6 +366,35 @@ class TestPairs:
         findings = pair.check(self.both(sglang, prefill, decode, **capability))
         assert any(finding.level is level and text in finding.got for finding in findings), findings
 
+    @pytest.mark.parametrize(
+        ("prefill", "decode", "shown"),
+        [("b" * 16, "a" * 16, "bbbbbbbbbbbbbbbb"), (None, "a" * 16, "unknown"), ("b" * 99, "a" * 16, None)],
+    )
+    def test_plugins_that_differ(
+        self, prefill: str | None, decode: str, shown: str | None, sglang: Callable[..., Fake]
+    ) -> None:
+        servers = self.both(sglang, {}, {"dcp_block": {**REPORT, "plugin_digest": decode}}, plugin_digest=prefill)
+        found = [finding.got for finding in problems(pair.check(servers))]
+        (row,) = (row for row in pair.rows(servers) if row.what == "plugin")
+        if shown is None:  # no capability
+            assert (row.cells, row.differs) == (("-", "a" * 16), False)
+        else:
+            assert found == [f"plugin differs: {shown} and {decode}"]
+            assert (row.cells, row.differs) == ((shown, decode), True)
+
+    @pytest.mark.parametrize("digest", [None, 5, {}, ""])
+    def test_a_decode_server_that_does_not_tell_its_plugin(self, digest: object, sglang: Callable[..., Fake]) -> None:
+        servers = self.both(sglang, {}, {"dcp_block": {**REPORT, "plugin_digest": digest}})
+        (finding,) = problems(pair.check(servers))
+        assert finding.got.startswith("plugin differs: aaaaaaaaaaaaaaaa and ")
+
+    def test_a_server_without_blocks_has_no_plugin_to_compare(self, sglang: Callable[..., Fake]) -> None:
+        stock = {key: value for key, value in DECODE.items() if key not in ("dcp_block", "dcp_block_size")}
+        servers = [looked_at(sglang(PREFILL, send(CAPABILITY))), looked_at(sglang(stock))]
+        assert not problems(pair.check(servers))
+        (row,) = (row for row in pair.rows(servers) if row.what == "plugin")
+        assert (row.cells, row.differs) == (("a" * 16, "-"), False)
+
     def test_a_prefill_server_that_does_not_know_blocks(self, sglang: Callable[..., Fake]) -> None:
         prefill, decode = looked_at(sglang(PREFILL)), looked_at(sglang(DECODE))
         (finding,) = problems(pair.check([prefill, decode]))
@@ -391,6 +439,13 @@ class TestCommand:
         assert cli.main(["doctor", "--url", prefill.url.geturl(), "--url", sglang(DECODE).url.geturl()]) == 1
         line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(" page size"))
         assert line.split() == ["page", "size", "64", "16", "DIFFERS"]
+
+    def test_another_plugin_is_marked(self, sglang: Callable[..., Fake], capsys: pytest.CaptureFixture[str]) -> None:
+        prefill = sglang(PREFILL, send({**CAPABILITY, "plugin_digest": "b" * 16}))
+        urls = ["--url", prefill.url.geturl(), "--url", sglang(DECODE).url.geturl()]
+        assert cli.main(["doctor", *urls]) == 1
+        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(" plugin"))
+        assert line.split() == ["plugin", "b" * 16, "a" * 16, "DIFFERS"]
 
     @pytest.mark.parametrize(
         "argv",

@@ -72,16 +72,18 @@ def test_who_may_exchange(prefill, decode, reason):
 
 
 @pytest.mark.parametrize("timeout", [None, 1, 30, 2**31 - 1])
-def test_a_capability_survives_the_wire(timeout):
-    capability = dataclasses.replace(CAPABILITY, transfer_timeout_seconds=timeout)
+@pytest.mark.parametrize("plugin", [None, "abc"])
+def test_a_capability_survives_the_wire(timeout, plugin):
+    capability = dataclasses.replace(CAPABILITY, transfer_timeout_seconds=timeout, plugin_digest=plugin)
     assert handshake.capability_from(capability.as_json()) == capability
 
 
-def test_a_peer_that_tells_no_timeout_is_understood():
+@pytest.mark.parametrize("name", ["transfer_timeout_seconds", "plugin_digest"])
+def test_a_peer_that_does_not_tell_this_is_understood(name):
     """An older plugin."""
     told = CAPABILITY.as_json()
-    del told["transfer_timeout_seconds"]
-    assert handshake.capability_from(told).transfer_timeout_seconds is None
+    del told[name]
+    assert getattr(handshake.capability_from(told), name) is None
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,7 @@ def test_a_peer_that_tells_no_timeout_is_understood():
         {"transfer_timeout_seconds": True}, {"transfer_timeout_seconds": "30"}, {"transfer_timeout_seconds": 30.0},
         {"transfer_timeout_seconds": [30]}, {"transfer_timeout_seconds": 2**31}, {"transfer_timeout_seconds": 10**400},
         {"dcp_size": 2**31}, {"page_size": 10**5000}, {"digest": "d" * 65},
+        {"plugin_digest": 5}, {"plugin_digest": ["d"]}, {"plugin_digest": "d" * 65},
     ],
 )  # fmt: skip
 def test_other_capabilities_are_refused(change):

@@ -162,7 +162,11 @@ class TestRefusals:
             ({"page_size": 64, "block_size": 24}, "--block-size: expected a divisor of --page-size 64, got 24"),
             ({"attention_backend": "trtllm_mla", "page_size": 16}, "got page size 16 with decode backend trtllm_mla"),
             ({"chunk_tokens": 100}, "--chunked-prefill-size: expected a multiple of the page size 16, got 100"),
-            ({"tp_size": 0}, "--tp: expected 1 or more, got 0"),
+            ({"tp_size": 0}, "--tp: expected 1 to 4096, got 0"),
+            ({"dcp_size": 10**30}, "--dcp: expected 1 to 4096, got 10{30}"),
+            ({"page_size": 0}, "--page-size: expected 1 to 1048576, got 0"),
+            ({"block_size": 0}, "--block-size: expected 1 to 1048576, got 0"),
+            ({"page_size": 10**9, "chunk_tokens": 10**9}, "--page-size: expected 1 to 1048576, got 10{9}; --chunked"),
         ],
     )
     def test_as_the_server_would(self, changes, message):
@@ -220,6 +224,8 @@ class TestCommand:
         [
             (["--model", "nobody"], "--model: expected one of deepseek-v3, kimi-k2"),
             (["--model", "none.json"], "--model: none.json: expected a model's configuration, got: [Errno 2]"),
+            (["--model", ""], "--model: expected one of deepseek-v3, kimi-k2"),
+            (["--model", "a" * 5000 + ".json"], "expected a model's configuration, got: [Errno 36]"),
             (["--requests", "soon"], "--requests: expected one of chat"),
             (["--link", "string"], "--link: expected one of rdma-400"),
             (["--max-imbalance", "0.5"], "--max-imbalance: expected 1 or more, got 0.5"),
@@ -238,6 +244,14 @@ class TestCommand:
         (tmp_path / "config.json").write_text(json.dumps(tiny_config("mla")))
         assert shape_of(str(tmp_path)) == shape_of(str(tmp_path / "config.json"))
         assert shape_of(str(tmp_path)).row_bytes() == 288 * 4
+
+    @pytest.mark.parametrize(
+        "text", ["", "null", "[1]", "[" * 100_000, '{"num_hidden_layers": ' + "9" * 5000 + "}", "\xff"]
+    )
+    def test_a_file_that_is_no_configuration(self, capsys, tmp_path, text):
+        (tmp_path / "config.json").write_text(text, encoding="latin-1")
+        assert main(["plan", *ARGUMENTS, "--model", str(tmp_path)]) == 2
+        assert "config.json: expected a model's configuration, got: " in capsys.readouterr().err
 
     def test_plots_without_matplotlib(self, capsys, monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, "matplotlib", None)

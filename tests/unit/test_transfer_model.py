@@ -224,6 +224,7 @@ class TestLinks:
             ("gbytes=1", "expected segment-us too, got 'gbytes=1'"),
             ("segment-us=x,gbytes=1", "segment-us: expected a number, got 'x'"),
             ("speed=1", "expected figures among segment-us, gbytes, gather-gbytes, sync-us, got 'speed=1'"),
+            ("segment-us=1,gbytes=1, gbytes=2", "expected gbytes once, got"),
             ("segment-us=1,gbytes=0", "bytes_per_second: expected a finite positive number, got 0.0"),
             ("segment-us=nan,gbytes=1", "segment_seconds: expected a finite positive number, got nan"),
         ],
@@ -276,6 +277,8 @@ class TestShapes:
             ({}, "num_hidden_layers: expected a positive integer, got nothing"),
             ({**MLA, "kv_lora_rank": "512"}, "kv_lora_rank: expected a positive integer, got '512'"),
             ({**GQA, "num_key_value_heads": 0}, "num_key_value_heads: expected a positive integer, got 0"),
+            ({**GQA, "num_hidden_layers": 2**31}, "num_hidden_layers: expected at most 2147483647, got 2147483648"),
+            ({**GQA, "num_hidden_layers": 10**5000}, "num_hidden_layers: expected at most 2147483647, got of type int"),
             ({**GQA, "hidden_size": None}, "hidden_size: expected a positive integer, got nothing"),
         ],
     )

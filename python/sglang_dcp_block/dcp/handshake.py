@@ -113,6 +113,7 @@ class Capability:
     page_size: int  # tokens
     digest: str  # of the armed patch points
     transfer_timeout_seconds: int | None = None  # until Mooncake gives up on a write there; None: it does not say
+    plugin_digest: str | None = None  # of the plugin's text alone, for people who look at a pair; None: it does not say
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for the wire."""
@@ -132,9 +133,7 @@ def capability_from(data: object) -> Capability:
     """
     if not isinstance(data, Mapping):
         raise HandshakeError(f"expected an object, got {type(data).__name__}")
-    digest = data.get("digest")
-    if not isinstance(digest, str) or len(digest) > MAX_DIGEST:
-        raise HandshakeError(f"digest: expected a string of at most {MAX_DIGEST} characters, got {shown(digest)}")
+    digest = _digest(data, "digest")
     protocol, dcp_size, block_size, page_size = (
         _positive(data, name) for name in ("protocol", "dcp_size", "block_size", "page_size")
     )
@@ -143,7 +142,15 @@ def capability_from(data: object) -> Capability:
     timeout = None
     if data.get("transfer_timeout_seconds") is not None:
         timeout = _positive(data, "transfer_timeout_seconds")
-    return Capability(protocol, dcp_size, block_size, page_size, digest, timeout)
+    plugin_digest = None if data.get("plugin_digest") is None else _digest(data, "plugin_digest")
+    return Capability(protocol, dcp_size, block_size, page_size, digest, timeout, plugin_digest)
+
+
+def _digest(data: Mapping[str, object], name: str) -> str:
+    value = data.get(name)
+    if not isinstance(value, str) or len(value) > MAX_DIGEST:
+        raise HandshakeError(f"{name}: expected a string of at most {MAX_DIGEST} characters, got {shown(value)}")
+    return value
 
 
 def _positive(data: Mapping[str, object], name: str) -> int:

@@ -19,12 +19,19 @@ from sglang_dcp_block.config import BlockSizeError
 from sglang_dcp_block.cpu.environment import SWITCH
 from sglang_dcp_block.doctor import child, ports
 from sglang_dcp_block.doctor.findings import Finding, note, ok, problem
+from sglang_dcp_block.shown import shown
 from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, Facts, grouping_refusals, refusals
 
 PART = "flags"
+MAX_NUMBER = 2**31 - 1
 TIMEOUT_SECONDS = 180  # importing SGLang and asking for a model's configuration
 _COMMAND = "sglang_dcp_block.doctor.resolve"
 _OF_FLASHINFER = frozenset({"flashinfer", "trtllm_mla", "cutedsl_mla"})
+_OF_THE_MACHINE = ("RuntimeError", "ImportError", "ModuleNotFoundError", "AttributeError")
+_NO_GPU = (
+    "These are no words about flags: SGLang itself fails on this machine. If it has no GPU, look in the CPU environment: "
+    "python -m sglang_dcp_block.cpu -- sglang-dcp-block doctor -- ..."
+)
 _CORRECT = "Correct the flags as it says; docs/operations.md has every message and its cause."
 
 
@@ -77,7 +84,7 @@ def of_outcome(outcome: dict[str, Any], argv: Sequence[str]) -> Checked:
     """Findings about what the child wrote."""
     warnings = tuple(note(PART, "warning at start", line) for line in outcome.get("warnings", ()))
     if "error" in outcome:
-        return Checked((*warnings, problem(PART, "command line", outcome["error"], _advice(outcome["error"]))))
+        return Checked((*warnings, problem(PART, "command line", outcome["error"], _advice(outcome))))
     sizes = (
         f"TP {outcome['tp_size']}, DCP {outcome['dcp_size']}, pages of {outcome['page_size']} tokens, "
         f"attention {' and '.join(dict.fromkeys(outcome['backends']))}, KV cache {outcome['kv_cache_dtype']}"
@@ -109,7 +116,10 @@ def _grouping(outcome: dict[str, Any]) -> list[Finding]:
     return [ok(PART, "order of pages", f"grouped for {ranks} decode ranks")] if ranks else []
 
 
-def _advice(error: str) -> str:
+def _advice(outcome: Mapping[str, Any]) -> str:
+    error = outcome["error"]
+    if outcome.get("kind") in _OF_THE_MACHINE:
+        return _NO_GPU
     if "unrecognized arguments" in error and (config.FLAG in error or config.GROUP_FLAG in error):
         return "SGLang did not load the plugin: see the heading `plugin`."
     return _CORRECT
@@ -122,14 +132,14 @@ def _parser() -> argparse.ArgumentParser:
     """The flags that blocks depend on, as SGLang spells them."""
     parser = argparse.ArgumentParser(prog="doctor --", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--model-path", "--model", type=Path)
-    parser.add_argument("--tp-size", "--tensor-parallel-size", "--tp", type=int, default=1)
-    parser.add_argument("--dcp-size", type=int, default=1)
-    parser.add_argument("--pp-size", "--pipeline-parallel-size", "--pp", type=int, default=1)
-    parser.add_argument("--page-size", type=int)
+    parser.add_argument("--tp-size", "--tensor-parallel-size", "--tp", type=_size, default=1)
+    parser.add_argument("--dcp-size", type=_size, default=1)
+    parser.add_argument("--pp-size", "--pipeline-parallel-size", "--pp", type=_size, default=1)
+    parser.add_argument("--page-size", type=_size)
     parser.add_argument("--attention-backend")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--speculative-algorithm")
-    parser.add_argument("--disaggregation-mode", default="null")
+    parser.add_argument("--disaggregation-mode", choices=("null", "prefill", "decode"), default="null")
     parser.add_argument("--disaggregation-transfer-backend", default="mooncake")
     parser.add_argument("--enable-hierarchical-cache", action="store_true")
     parser.add_argument("--host", default="127.0.0.1")
@@ -140,13 +150,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _size(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_NUMBER)) and 1 <= int(text) <= MAX_NUMBER):
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to {MAX_NUMBER}, got {shown(text)}")
+    return int(text)
+
+
 def by_rules(argv: Sequence[str]) -> Checked:
     """Read the flags that blocks depend on, and ask the rules.  What a model needs is read from a local config.json."""
     try:
         args, rest = _parser().parse_known_args(list(argv))
         grouped = None if args.group_pages is None else config.parse_group_pages(args.group_pages, config.GROUP_FLAG)
         facts, wants_blocks, told = _facts(args)
-    except (argparse.ArgumentError, BlockSizeError) as error:
+    except (argparse.ArgumentError, BlockSizeError, _ModelError) as error:
         return Checked((problem(PART, "command line", str(error), _CORRECT),))
     lines = refusals(facts) if wants_blocks else []
     lines += grouping_refusals(facts, grouped) if grouped is not None else []
@@ -179,7 +195,7 @@ def _split(line: str) -> tuple[str, str]:
 
 def _facts(args: argparse.Namespace) -> tuple[Facts, bool, str]:
     """The facts that the flags tell, whether they ask for blocks, and what was not asked for want of a model."""
-    request = config.parse(args.block_size or "1", config.FLAG)
+    request = config.parse("1" if args.block_size is None else args.block_size, config.FLAG)
     page_size = config.page_size_for(request, args.page_size) or 1
     model = _model(args.model_path)
     is_mla = bool(model.get("kv_lora_rank")) or args.attention_backend in set(MLA_BACKENDS) - set(GQA_BACKENDS)
@@ -212,15 +228,33 @@ def _facts(args: argparse.Namespace) -> tuple[Facts, bool, str]:
     )
 
 
+class _ModelError(ValueError):
+    """A configuration that is there, and is none."""
+
+
 def _model(path: Path | None) -> dict[str, Any]:
-    """A local model's configuration; empty where there is none to read."""
+    """A local model's configuration; empty where there is none, as for a name that only a hub knows.
+
+    Raises:
+        _ModelError: there is one, and it cannot be used.
+    """
     if path is None:
         return {}
+    file = path / "config.json"
     try:
-        model = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
         return {}
-    model = model.get("text_config", model) if isinstance(model, dict) else {}
-    sizes = ("num_attention_heads", "num_key_value_heads", "kv_lora_rank")
-    readable = isinstance(model, dict) and all(isinstance(model.get(name) or 0, int) for name in sizes)
-    return model if readable else {}
+    try:
+        model = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _ModelError(f"{file}: expected a model's configuration, got: {error}") from error
+    nested = model.get("text_config") if isinstance(model, dict) else None
+    model = nested if isinstance(nested, dict) else model
+    if not isinstance(model, dict):
+        raise _ModelError(f"{file}: expected a model's configuration, got {shown(model)}")
+    for name in ("num_attention_heads", "num_key_value_heads", "kv_lora_rank"):
+        value = model.get(name)
+        if value is not None and not (type(value) is int and 0 <= value <= MAX_NUMBER):
+            raise _ModelError(f"{file}: {name}: expected a number from 0 to {MAX_NUMBER}, got {shown(value)}")
+    return model

@@ -33,7 +33,7 @@ def address(text: str) -> SplitResult:
     """
     try:
         url = urlsplit(text if "//" in text else f"http://{text}")
-        if url.scheme in ("http", "https") and url.hostname and url.port != 0:
+        if url.scheme in ("http", "https") and url.hostname and url.port != 0 and url.username is None:
             return url
     except ValueError:
         pass

@@ -11,6 +11,7 @@ from sglang_dcp_block.doctor.findings import Finding, note, ok, problem
 from sglang_dcp_block.doctor.server import Server
 
 PART = "prefill and decode"
+NONE = "-"
 
 
 def _backend(server: Server) -> str:
@@ -26,19 +27,21 @@ class Row:
 
     what: str
     cells: tuple[str, ...]  # one a server
-    differs: bool  # where it should be the same on all of them
+    differs: bool  # where it should be the same on all of them that have it
 
 
-# What is compared: name, how it is read, and whether it should be the same on a prefill and a decode server.
+# What is compared: name, how it is read, and whether it should be the same on a prefill and a decode server. Digests of
+# patch points are not: the two are armed with other ones.
 _COMPARED: tuple[tuple[str, Callable[[Server], Any], bool], ...] = (
     ("SGLang", lambda s: s.values.get("version"), True),
+    ("plugin", lambda s: s.plugin_digest or NONE, True),
     ("model", lambda s: str(s.values.get("model_path", "?")).rstrip("/").rpartition("/")[2], True),
     ("mode", lambda s: s.mode, False),
     ("TP size", lambda s: s.values.get("tp_size"), False),
     ("DCP size", lambda s: s.side.dcp_size, False),
     ("page size", lambda s: s.side.page_size, True),
     ("block size", lambda s: s.side.block_size, False),
-    ("grouped for", lambda s: s.values.get("dcp_group_pages") or "-", False),
+    ("grouped for", lambda s: s.values.get("dcp_group_pages") or NONE, False),
     ("KV cache type", lambda s: s.values.get("kv_cache_dtype"), True),
     ("attention", _backend, False),
     ("transfer", lambda s: str(s.values.get("disaggregation_transfer_backend")).removesuffix("_tcp"), True),
@@ -47,13 +50,17 @@ _COMPARED: tuple[tuple[str, Callable[[Server], Any], bool], ...] = (
 )
 
 
+_MUST_BE_EQUAL = ("plugin", "page size", "KV cache type", "transfer")
+_INSTALL = "Install the same sglang-dcp-block on both, and restart what is older."
+
+
 def rows(servers: Sequence[Server]) -> list[Row]:
     """The table of all servers that could be read."""
     read = [server for server in servers if server.was_read]
     result = []
     for what, value_of, same in _COMPARED:
         cells = tuple(str(value_of(server)) for server in read)
-        result.append(Row(what, cells, same and len(set(cells)) > 1))
+        result.append(Row(what, cells, same and len(set(cells) - {NONE}) > 1))
     return result
 
 
@@ -74,11 +81,11 @@ def check(servers: Sequence[Server]) -> list[Finding]:
 def _pair(prefill: Server, decode: Server) -> list[Finding]:
     what = f"{prefill.name} -> {decode.name}"
     findings = [
-        (problem if row.what in ("page size", "KV cache type", "transfer") else note)(
+        (problem if row.what in _MUST_BE_EQUAL else note)(
             PART,
             what,
             f"{row.what} differs: {row.cells[0]} and {row.cells[1]}",
-            f"Start both with the same {row.what}.",
+            _INSTALL if row.what == "plugin" else f"Start both with the same {row.what}.",
         )
         for row in rows([prefill, decode])
         if row.differs

@@ -59,6 +59,7 @@ class Server:
     findings: tuple[Finding, ...]
     values: Mapping[str, Any] = field(default_factory=dict)  # of FIELDS, where they were there and of their type
     capability: Capability | None = None  # of a prefill server
+    report: Mapping[str, Any] = field(default_factory=dict)  # of the ranks of a server with blocks
 
     @property
     def was_read(self) -> bool:
@@ -75,6 +76,13 @@ class Server:
         """Its layout, as peers judge it."""
         values = self.values
         return Side(values["dcp_size"], values.get("dcp_block_size") or 1, values["page_size"])
+
+    @property
+    def plugin_digest(self) -> str | None:
+        """Of the plugin's text in its schedulers, ``unknown`` where they do not say; None where none is armed."""
+        if self.report:
+            return str(self.report.get("plugin_digest") or "unknown")[:16]
+        return (self.capability.plugin_digest or "unknown")[:16] if self.capability else None
 
 
 def look_at(url: SplitResult, timeout: float = TIMEOUT_SECONDS, api_key: str | None = None) -> Server:
@@ -103,7 +111,8 @@ def look_at(url: SplitResult, timeout: float = TIMEOUT_SECONDS, api_key: str | N
     elif values["disaggregation_mode"] != "null":
         advice = "Pass --enable-metrics, so that refusals and failed transfers can be seen and alerted on."
         findings.append(note(name, "counters", "off", advice))
-    return Server(name, tuple(findings), values, capability)
+    report = info.get(REPORT)
+    return Server(name, tuple(findings), values, capability, report if isinstance(report, dict) else {})
 
 
 def _advice(error: Unanswered) -> str:

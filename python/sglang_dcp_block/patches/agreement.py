@@ -33,6 +33,7 @@ class Report:
     dcp_size: int
     page_size: int  # tokens, per rank
     digest: str  # of the patch points; see register.digest
+    plugin_digest: str  # of the plugin's text alone, which servers of other roles have in common
     capacity_tokens: int  # logical tokens over the DCP group
     rows_per_rank: int  # physical KV rows of one rank
     num_ranks: int = 1  # schedulers that this report speaks for

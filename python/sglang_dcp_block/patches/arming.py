@@ -16,9 +16,10 @@ from typing import Any
 
 from sglang_dcp_block.config import GROUP_KEYWORD
 from sglang_dcp_block.dcp.layout import DcpLayout
-from sglang_dcp_block.patches import active, agreement, register
+from sglang_dcp_block.patches import active, agreement, peer_refusals, register, transfer_counts
 from sglang_dcp_block.patches.agreement import REPORT_KEY, Report
 from sglang_dcp_block.patches.flag import armed_block_size, armed_group_pages
+from sglang_dcp_block.patches.peer_refusals import RefusedBy
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ def arm_process(result: Any, server_args: Any, *, role: str, **_: Any) -> None:
             active.activate(DcpLayout(_resolved(server_args).dcp_size, block_size))
             active.group_pages = armed_group_pages(server_args)
             register.arm(_points_of_schedulers(server_args))
+            if mode == "decode":
+                peer_refusals.begin(RefusedBy.DECODE)
         elif role == "tokenizer":
             register.arm(LAUNCHER_POINTS)
         elif role == "dp_controller":
@@ -71,7 +74,10 @@ def _arm_prefill(server_args: Any, role: str) -> None:
     except register.PatchError as error:
         logger.error("This prefill server serves as stock SGLang does, not decode servers with DCP blocks: %s", error)
     else:
-        active.prefill_is_armed = active.prefill_is_armed or role == "scheduler"
+        if role == "scheduler":
+            active.prefill_is_armed = True
+            peer_refusals.begin(RefusedBy.PREFILL)
+            transfer_counts.begin()
 
 
 def _arm_grouping(server_args: Any, role: str) -> None:
@@ -127,6 +133,7 @@ def report_layout(result: dict[str, Any], scheduler: Any) -> dict[str, Any]:
         dcp_size=layout.dcp_size,
         page_size=allocator.page_size // layout.dcp_size,
         digest=register.digest(points, layout.block_size),
+        plugin_digest=register.plugin_digest(),
         capacity_tokens=allocator.size,
         rows_per_rank=allocator.size // layout.dcp_size,
     )

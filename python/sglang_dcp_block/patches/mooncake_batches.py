@@ -35,14 +35,14 @@ def send_in_batches(original: Any, self: Any, mooncake_session_id: str, transfer
         batch = transfer_blocks if step >= len(transfer_blocks) else transfer_blocks[first : first + step]
         if transfer is not None:
             if transfer.is_cancelled():
-                transfer.failure = transfer.failure or "cancelled"
+                transfer.failure = transfer.failure or transfer_counts.CANCELLED
             if transfer.failure:  # here, or in another thread
                 return FAILED
             transfer.add_batch(len(batch), sum(block[2] for block in batch))
         status: int = original(self, mooncake_session_id, batch)
         if status != 0:
             if transfer is not None:
-                transfer.failure = "transport"
+                transfer.failure = transfer_counts.TRANSPORT
             return status
         if transfer is not None:
             transfer.batch_landed()

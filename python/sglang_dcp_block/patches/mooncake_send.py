@@ -63,15 +63,15 @@ def send_kv(
         with counted(mooncake_session_id, path) as transfer:
             transfer.is_cancelled = lambda: room is not None and _has_ended(self, room)
             if path == DIRECT:
-                transfer.fallback = None if direct else "no pack buffer"
+                transfer.fallback = None if direct else transfer_counts.NO_PACK_BUFFER
                 layout = DcpLayout(chunk["dst_dcp_size"], block_size)
                 parts = _plan(self, prefill_kv_indices, dst_kv_indices, layout, buffers, chunk)
                 status = _hand_over(self, mooncake_session_id, parts, chunk["executor"])
             else:
-                transfer.fallback = "draft heads" if path == FALLBACK else None
+                transfer.fallback = transfer_counts.DRAFT_HEADS if path == FALLBACK else None
                 with planning_blocks(block_size):
                     status = as_upstream()
-            if _noted(transfer, status) != 0 and transfer.failure == "cancelled":
+            if _noted(transfer, status) != 0 and transfer.failure == transfer_counts.CANCELLED:
                 _spare_session(self, mooncake_session_id)
                 _last_send.settled = _nothing_under_way(self, transfer)
             elif status != 0:
@@ -206,7 +206,7 @@ def _hand_over(manager: Any, session: str, parts: list[Segments], executor: Any)
 
 def _noted(transfer: Transfer, status: int) -> int:
     if status != 0:
-        transfer.failure = transfer.failure or "transport"
+        transfer.failure = transfer.failure or transfer_counts.TRANSPORT
     return status
 
 

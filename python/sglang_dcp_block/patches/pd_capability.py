@@ -102,6 +102,7 @@ def report_rank(result: None, manager: Any, url: str, payload: dict[str, Any]) -
         page_size=payload["page_size"],
         digest=register.digest(PREFILL_POINTS, layout.block_size),
         transfer_timeout_seconds=pd_release.own_timeout(),
+        plugin_digest=register.plugin_digest(),
     )
     ranks = ("system_dp_rank", "attn_dp_rank", "attn_cp_rank", "attn_tp_rank", "pp_rank")
     target = urlsplit(url)._replace(path=handshake.ROUTE, query="").geturl()

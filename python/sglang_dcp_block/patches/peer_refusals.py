@@ -33,6 +33,13 @@ class Reason(StrEnum):
     MESSAGE = "message"  # neither registration nor transfer request; dropped
 
 
+_OF_BOTH = (Reason.LAYOUT, Reason.UPSTREAM, Reason.UNREADABLE)
+REASONS = {
+    RefusedBy.DECODE: (*_OF_BOTH, Reason.NO_BLOCKS, Reason.WITHHELD, Reason.EARLY_RELEASE, Reason.NO_ECHO),
+    RefusedBy.PREFILL: (*_OF_BOTH, Reason.TOPOLOGY, Reason.ROW_SIZES, Reason.MESSAGE),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """One refusal."""
@@ -42,6 +49,13 @@ class Refusal:
 
     def __str__(self) -> str:
         return self.text
+
+
+def begin(side: RefusedBy) -> None:
+    """Show each reason at 0 from the start on: Prometheus sees growth only from a value that it has seen."""
+    prometheus.write(
+        lambda metrics: prometheus.show(metrics["refusals"], [(side.value, r.value) for r in REASONS[side]])
+    )
 
 
 def count(side: RefusedBy, reason: Reason) -> None:

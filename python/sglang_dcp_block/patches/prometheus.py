@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -23,6 +23,12 @@ def write(change: Callable[[Metrics], None]) -> None:
             change(_metrics())
     except Exception as error:
         _complain(f"{type(error).__name__}: {error}")
+
+
+def show(metric: Any, labels: Iterable[tuple[str, ...]]) -> None:
+    """Make a counter's series with these label values, at 0 where they are new."""
+    for values in labels:
+        metric.labels(*values)
 
 
 def _exported() -> bool:

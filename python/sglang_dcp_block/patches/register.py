@@ -107,11 +107,20 @@ def digest(points: Iterable[PatchPoint], block_size: int) -> str:
 
     The plugin counts with the text of all its modules: hooks do most of their work in functions that they call.
     """
-    parts = [__version__, upstream_version(), str(block_size)]
-    parts += [f"{path.relative_to(_PACKAGE)} {_sha256(path.read_bytes())}" for path in sorted(_PACKAGE.rglob("*.py"))]
+    parts = [plugin_digest(), upstream_version(), str(block_size)]
     for point in sorted(points, key=lambda p: p.target):
         hook = f"{point.hook.__module__}.{point.hook.__qualname__}" if point.hook else ""
         parts.append(f"{point.target} {point.kind.value} {hook} {_known_here().get(point.target)}")
+    return _sha256("\n".join(parts).encode())[:16]
+
+
+def plugin_digest() -> str:
+    """The plugin's version and the text of all its modules, as 16 hex digits.
+
+    A prefill and a decode server have it in common, though not :func:`digest`: they are armed with other points.
+    """
+    parts = [__version__]
+    parts += [f"{path.relative_to(_PACKAGE)} {_sha256(path.read_bytes())}" for path in sorted(_PACKAGE.rglob("*.py"))]
     return _sha256("\n".join(parts).encode())[:16]
 
 

@@ -25,6 +25,10 @@ DIRECT = "direct"  # runs of blocks, as they lie
 PACKED = "packed"  # blocks too short to be sent as they lie: packed by SGLang's code
 FALLBACK = "fallback"  # blocks that only SGLang's own code can send
 
+# Why a transfer did not go the way its blocks ask for, and why one failed.
+DRAFT_HEADS, NO_PACK_BUFFER = "draft heads", "no pack buffer"
+REQUEST, TRANSPORT, CANCELLED = "request", "transport", "cancelled"  # it could not be planned; Mooncake; it had ended
+
 SUMMARY_EVERY = 256  # transfers between two summaries in the log
 _MAX_PEERS = 1024  # of the most recent ones; decode servers come and go
 
@@ -41,8 +45,8 @@ class Transfer:
     batches: int = 0  # calls of the transfer engine
     num_bytes: int = 0
     seconds: float = 0.0
-    fallback: str | None = None  # why it did not go the way its blocks ask for
-    failure: str | None = None  # "request" (it could not be planned), "transport" or "cancelled"
+    fallback: str | None = None  # DRAFT_HEADS or NO_PACK_BUFFER
+    failure: str | None = None  # REQUEST, TRANSPORT or CANCELLED
     under_way: int = 0  # calls of the transfer engine that have not come back with success
     is_cancelled: Callable[[], bool] = bool  # whether its request has ended meanwhile; asked before each call
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -154,12 +158,22 @@ def counted(peer: str, path: str) -> Iterator[Transfer]:
         with working_on(transfer):
             yield transfer
     except BaseException:
-        transfer.failure = transfer.failure or "request"
+        transfer.failure = transfer.failure or REQUEST
         raise
     finally:
         transfer.seconds = time.perf_counter() - begin
         COUNTS.add(transfer)
         prometheus.write(functools.partial(_to_prometheus, transfer))
+
+
+def begin() -> None:
+    """Show what wants to be looked at from the start on, at 0: Prometheus sees growth only from a value that it has seen."""
+
+    def zeros(metrics: Metrics) -> None:
+        prometheus.show(metrics["fallbacks"], [(DRAFT_HEADS,), (NO_PACK_BUFFER,)])
+        prometheus.show(metrics["failures"], [(REQUEST,), (TRANSPORT,), (CANCELLED,)])
+
+    prometheus.write(zeros)
 
 
 def _to_prometheus(transfer: Transfer, metrics: Metrics) -> None:

@@ -67,7 +67,7 @@ def _balance(plan: Plan, panel: Any) -> None:
 
 def _memory(plan: Plan, panel: Any) -> None:
     values = (plan.memory.tp_alone, plan.memory.mean, plan.memory.fullest)
-    panel.bar(["TP alone", "DCP, mean", "DCP, fullest rank"], [value / 2**30 for value in values])
+    panel.bar(["TP alone", "DCP,\nmean", "DCP,\nfullest rank"], [value / 2**30 for value in values])
     panel.set(title="KV of all requests on one GPU", ylabel="GiB")
 
 
@@ -80,5 +80,7 @@ def _bars(plan: Plan, panel: Any, title: str, values: list[float]) -> None:
     bars = panel.barh([label(one) for one in plan.sendings], values, color=colours)
     panel.bar_label(bars, [f"{value:,.0f}" for value in values], padding=3)
     panel.invert_yaxis()
-    panel.margins(x=0.25)
-    panel.set(title=title, xscale="log")
+    least, most = min(values) / 5, max(values)
+    panel.set(
+        title=title, xscale="log", xlim=(least, most * (most / least) ** 0.45)
+    )  # room for the longest bar's number

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_dcp_block.config import AUTO_PAGE_SIZE
-from sglang_dcp_block.plan.mix import Mix
+from sglang_dcp_block.plan.mix import MAX_TOKENS, Mix
+from sglang_dcp_block.shown import shown
 from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, Facts, refusals
 from sglang_dcp_block.transfer_model.links import Link
 from sglang_dcp_block.transfer_model.shapes import ModelShape, from_config, preset
@@ -17,6 +19,8 @@ PAGE_SIZES = (
     32,
     AUTO_PAGE_SIZE,
 )  # tokens; to choose from. Longer ones coarsen the prefix cache and were not measured
+MAX_GPUS = 2**12  # of a server
+MAX_PAGE = 2**20  # tokens
 _BLOCK_RULE = "block size that does not divide the page size"
 
 
@@ -48,7 +52,7 @@ class Inputs:
 
     def pages(self) -> tuple[int, ...]:
         """Page sizes to look at, in tokens: the given one, or those that the block divides, or the block itself."""
-        if self.page_size:
+        if self.page_size is not None:
             return (self.page_size,)
         fitting = tuple(page for page in PAGE_SIZES if page % (self.block_size or 1) == 0)
         return fitting or (self.block_size or AUTO_PAGE_SIZE,)
@@ -61,7 +65,8 @@ def shape_of(text: str) -> ModelShape:
         InputError: neither.
     """
     file = Path(text)
-    file = file / "config.json" if file.is_dir() else file
+    with contextlib.suppress(OSError):  # no system has such a path
+        file = file / "config.json" if text and file.is_dir() else file
     if file.suffix != ".json":
         try:
             return preset(text)
@@ -72,7 +77,7 @@ def shape_of(text: str) -> ModelShape:
         if not isinstance(config, dict):
             raise ValueError(f"expected an object, got {type(config).__name__}")
         return from_config(config, str(config.get("_name_or_path") or file.parent.name or file.name))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"--model: {file}: expected a model's configuration, got: {error}") from error
 
 
@@ -87,9 +92,14 @@ def require_possible(inputs: Inputs) -> None:
     Raises:
         InputError: all reasons at once, as a server would give them.
     """
-    sizes = {"--tp": inputs.tp_size, "--dcp": inputs.dcp_size, "--page-size": inputs.page_size or 1}
-    sizes |= {"--block-size": inputs.block_size or 1, "--chunked-prefill-size": inputs.chunk_tokens}
-    if wrong := [f"{name}: expected 1 or more, got {value}" for name, value in sizes.items() if value < 1]:
+    sizes = [("--tp", inputs.tp_size, MAX_GPUS), ("--dcp", inputs.dcp_size, MAX_GPUS)]
+    sizes += [
+        (n, v, MAX_PAGE)
+        for n, v in (("--page-size", inputs.page_size), ("--block-size", inputs.block_size))
+        if v is not None
+    ]
+    sizes += [("--chunked-prefill-size", inputs.chunk_tokens, MAX_TOKENS)]
+    if wrong := [f"{name}: expected 1 to {most}, got {shown(v)}" for name, v, most in sizes if not 1 <= v <= most]:
         raise InputError("; ".join(wrong))
     if inputs.page_size and inputs.block_size and inputs.page_size % inputs.block_size:
         raise InputError(

@@ -9,6 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sglang_dcp_block.shown import shown
+
+MAX_TOKENS = MAX_REQUESTS = 10**8  # of a prompt or an output; of requests of one length
+
 
 class MixError(ValueError):
     """Lengths that cannot be read; says what was expected and what to do."""
@@ -98,10 +102,13 @@ def histogram(text: str) -> Iterator[Lengths]:
     for part in text.split(","):
         lengths, colon, number = part.strip().partition(":")
         prompt, _, output = lengths.partition("+")
-        values = (prompt, output or "0", number)
-        if not colon or not all(value.strip().isdecimal() for value in values):
-            raise MixError(f"histogram: expected PROMPT:NUMBER or PROMPT+OUTPUT:NUMBER in whole tokens, got {part!r}")
-        yield _checked(int(values[0]), int(values[1]), int(values[2]), f"histogram: {part!r}")
+        found = [_digits(text) for text in (prompt, output or "0", number)]
+        numbers = [one for one in found if one is not None]
+        if not colon or len(numbers) < len(found):
+            raise MixError(
+                f"histogram: expected PROMPT:NUMBER or PROMPT+OUTPUT:NUMBER in whole tokens, got {shown(part)}"
+            )
+        yield _checked(numbers[0], numbers[1], numbers[2], f"histogram: {shown(part)}")
 
 
 def trace(file: Path) -> Mix:
@@ -127,7 +134,7 @@ def _json_lines(file: Path, text: str) -> Iterator[Mapping[str, object]]:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise MixError(f"{file}: line {i}: expected JSON, got: {error}") from error
         if not isinstance(record, dict):
             raise MixError(f"{file}: line {i}: expected an object, got {type(record).__name__}")
@@ -144,18 +151,28 @@ def _lengths(record: Mapping[str, object], where: str) -> tuple[int, int]:
 
 
 def _whole(value: object, where: str) -> int:
-    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+    number = _digits(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, int):
-        raise MixError(f"{where}: expected a whole number of tokens, got {value!r}")
+        raise MixError(f"{where}: expected a whole number of tokens, got {shown(value)}")
     return number
+
+
+def _digits(text: str) -> int | None:
+    """The number that stands there, or None; one that is too long to be read is too large, too."""
+    text = text.strip()
+    if not (text.isascii() and text.isdecimal()):
+        return None
+    return int(text) if len(text) <= len(str(MAX_TOKENS)) else MAX_TOKENS + 1
 
 
 def _checked(prompt: int, output: int, number: int, where: str) -> Lengths:
     if prompt < 1 or output < 0 or number < 1:
         raise MixError(
             f"{where}: expected a prompt of 1 token or more, an output of 0 or more, and 1 request or more, "
-            f"got {prompt}, {output} and {number}"
+            f"got {shown(prompt)}, {shown(output)} and {number}"
         )
+    if max(prompt, output) > MAX_TOKENS or number > MAX_REQUESTS:
+        raise MixError(f"{where}: expected at most {MAX_TOKENS:,} tokens, and {MAX_REQUESTS:,} requests of one length")
     return Lengths(prompt, output, number)
 
 

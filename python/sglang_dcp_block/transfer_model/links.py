@@ -183,6 +183,8 @@ def parse(text: str) -> Link:
         key, _, value = part.partition("=")
         if (unit := units.get(key.strip())) is None:
             raise ValueError(f"expected figures among {', '.join(units)}, got {part!r}")
+        if key.strip() in given:
+            raise ValueError(f"expected {key.strip()} once, got {text!r}")
         try:
             figures[unit[0]] = float(value) * unit[1]
         except ValueError:

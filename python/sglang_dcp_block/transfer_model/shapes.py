@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sglang_dcp_block.shown import shown
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+MAX_NUMBER = 2**31 - 1  # of anything in a configuration
 _NESTED = ("text_config", "language_config", "llm_config")  # of multimodal models
 
 
@@ -121,7 +124,9 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
 def _positive(config: Mapping[str, Any], key: str) -> int:
     value = config.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{key}: expected a positive integer, got {'nothing' if value is None else repr(value)}")
+        raise ValueError(f"{key}: expected a positive integer, got {'nothing' if value is None else shown(value)}")
+    if value > MAX_NUMBER:
+        raise ValueError(f"{key}: expected at most {MAX_NUMBER}, got {shown(value)}")
     return value
 
 
