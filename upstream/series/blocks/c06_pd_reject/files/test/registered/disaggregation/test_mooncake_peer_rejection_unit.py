@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from sglang.srt.disaggregation.common.conn import CommonKVSender
 from sglang.srt.disaggregation.mooncake import conn
 from sglang.test.ci.ci_register import register_cpu_ci
-from sglang.test.test_utils import CustomTestCase
 
 register_cpu_ci(est_time=5, suite="base-a-test-cpu")
 
@@ -19,7 +18,7 @@ def registration(session, dcp_size=1):
     return [*frames, str(dcp_size).encode(), b"0", b"", b""]
 
 
-class TestMooncakePeerRejection(CustomTestCase):
+class TestMooncakePeerRejection(unittest.TestCase):
     def setUp(self):
         self.manager = object.__new__(conn.MooncakeKVManager)
         self.manager.__dict__.update(
