@@ -38,6 +38,14 @@ knows the scales of a layer.
 _TRITON = "sglang.srt.layers.attention.triton_backend"
 _FORWARD_MLA = "sglang.srt.models.deepseek_common.attention_forward_methods.forward_mla"
 
+PAGES = (
+    (
+        "docs_new/docs/advanced_features/dcp_block_size.mdx",
+        "| `flashinfer`, `trtllm_mla` or `cutedsl_mla` |",
+        "| `flashinfer`, `trtllm_mla`, `cutedsl_mla`, or `triton` without an FP8 KV cache |",
+    ),
+)
+
 EDITS = (
     on(
         "sglang.srt.arg_groups.dcp_block_hook",
