@@ -85,7 +85,8 @@ def add(folder: Path, commit: Commit) -> list[str]:
 
     Raises:
         AnchorError: an edit does not fit the source.
-        TreeError: a page has not the text that is changed, a new file is there already, a file does not compile, or its imports are no longer in order.
+        TreeError: a page has not the text that is changed, a new file is there already, a file does not compile, or
+            its imports are no longer in order.
     """
     edited: dict[Path, str] = {}
     for edit in commit.edits:

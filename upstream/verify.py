@@ -107,6 +107,15 @@ def main(root: Path, version: str, engine: bool) -> int:
 def _engine(root: Path, suite: Path, report: Path) -> Count:
     """An engine suite sets the environment of its engines itself: the test process keeps the installed SGLang."""
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow", f"--junitxml={report}", str(root / suite)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "slow or not slow",
+        f"--junitxml={report}",
+        str(root / suite),
+    ]
     subprocess.run(command, cwd=root, check=False)
     return count(report) if report.is_file() else Count(0, 1, 0)
