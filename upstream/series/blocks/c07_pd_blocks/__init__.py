@@ -342,6 +342,13 @@ SEND = (
     on(
         MOONCAKE,
         f"{MANAGER}.start_prefill_thread.bootstrap_thread",
+        after(
+            assigns("decode_kv_args"),
+            """
+            # Known from here on, so that a session rejected below is told why.
+            self.decode_kv_args_table.setdefault(mooncake_session_id, decode_kv_args)
+            """,
+        ),
         substitute(
             calls("_init_dcp_pack_buffers_once"),
             """

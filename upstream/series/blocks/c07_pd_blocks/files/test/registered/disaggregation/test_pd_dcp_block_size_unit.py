@@ -221,6 +221,40 @@ class TestStatusMessage(unittest.TestCase):
         )
 
 
+    def test_a_rejected_session_hears_why(self):
+        manager = _manager(
+            is_mla_backend=False,
+            is_hybrid_mla_backend=False,
+            session_lock=threading.Lock(),
+            failed_sessions=set(),
+            session_failures={},
+            failed_session_probes={},
+            state_strides_validated=set(),
+            state_layout_rejections={},
+            server_socket=None,
+            _worker_threads=[],
+            _stopped=False,
+        )
+        # A decode server without KV buffers; DCP 1 to 2 needs MLA.
+        frames = [b"None", b"here", b"1", b"one", b"", b"", b"\0" * 4, b"0", b"1", b"0"]
+        frames += [b"\0" * 4, b"\0" * 4, b"", b"", b"", b"", b"2", b"0", b"", b""]
+
+        def recv():
+            manager._stopped = True
+            return [*frames, *dcp_block_size_frames(8)]
+
+        manager._make_worker_recv = lambda socket: recv
+        manager.start_prefill_thread()
+        manager._worker_threads[0].join(10)
+        self.assertIn("1 -> 2", manager.state_layout_rejections["one"])
+        manager._prefill_unique_rank = lambda: 3
+        manager.transfer_infos[7] = {"one": None}
+        message = manager._encode_kv_status_message(
+            bootstrap_room=7, status=KVPoll.Failed, failure_reason="1 -> 2"
+        )
+        self.assertEqual(_manager(8).parse_kv_status_message(message)[3], "1 -> 2")
+
+
 class TestPacking(unittest.TestCase):
     def test_long_runs_are_sent_as_they_lie(self):
         manager = _manager()
