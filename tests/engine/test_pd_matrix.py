@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 PAGE = 8
 UNEQUAL = "unequal blocks"
-SAID = {  # of peers with equal DCP sizes and other blocks; whatever is not here is SGLang's own
+WORDS = {  # of what both refuse by themselves; other reasons are SGLang's own
     "plugin": {UNEQUAL: "expected equal block sizes at equal dcp sizes"},
     "native": {UNEQUAL: "PD requires equal --dcp-block-size at equal DCP sizes"},
 }
@@ -103,7 +103,7 @@ class TestOneDecodeServer:
     def test_refused_within_seconds(self, start, flavour, prefill, decode, want, kwargs, reason):
         with start(**role("prefill", **kwargs)) as other:
             began = time.monotonic()
-            assert SAID[flavour.name].get(reason, reason) in Pair(other, decode).refusal()
+            assert WORDS[flavour.name].get(reason, reason) in Pair(other, decode).refusal()
             assert time.monotonic() - began < 30
         assert_same(
             {"middle": Pair(prefill, decode).generate([PROMPTS["middle"]])[0]}, {"middle": want.answers["middle"]}
