@@ -34,7 +34,12 @@ def main() -> int:
     status = build.main(root, arguments.version)
     if status == 0 and arguments.command == "fork":
         release = wheel.find(arguments.version)
-        print(fork.build(root / "build/upstream/tree", release, __version__, root / "dist" / "fork").relative_to(root))
+        try:
+            made = fork.build(root / "build" / "upstream" / "tree", release, __version__, root / "dist" / "fork")
+        except fork.ForkError as error:
+            print(f"upstream fork: {error}", file=sys.stderr)
+            return 1
+        print(made.relative_to(root))
     return status
 
 

@@ -23,6 +23,7 @@ class Commit:
     message: str  # the body, wrapped at 72 columns
     edits: tuple[Edit, ...]
     files: Path  # a folder of new files at their paths in upstream's repository; may be absent
+    pages: tuple[tuple[str, str, str], ...] = ()  # (path, text, new text): in pages that earlier commits add
 
     def new_files(self) -> list[str]:
         """Paths in upstream's repository that this commit adds."""
@@ -39,7 +40,8 @@ def _load(series: str, name: str) -> Commit:
     module = importlib.import_module(f"upstream.series.{series}.{name}")
     message: str = module.MESSAGE.strip()
     subject, _, rest = message.partition("\n")
-    return Commit(name, subject, rest.strip(), tuple(module.EDITS), SERIES / series / name / "files")
+    files, pages = SERIES / series / name / "files", tuple(getattr(module, "PAGES", ()))
+    return Commit(name, subject, rest.strip(), tuple(module.EDITS), files, pages)
 
 
 def _is_source(file: Path) -> bool:

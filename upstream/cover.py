@@ -21,8 +21,11 @@ Set, in PD disaggregation: both sides must know blocks, and no peer of another r
 - The registration has one more frame, success two more (reason, block size). Both name themselves, `dcp_block_size=64`.
 - Page sizes that a block does not divide, and other block sizes at equal DCP sizes, reject that session and no other.
 
-The frames are those of the plugin that this series was made from; messages of both kinds
-were compared in every direction; servers of both kinds have not served each other yet.
+The frames are those of the plugin that this series was made from; messages of both kinds are compared in every direction.
+Real servers of both have served each other over Mooncake TCP, each as prefill and as decode server: MLA, DCP 1 to 2,
+log-probabilities within 1e-4 of one server without DCP, every row where dealing by hand puts it, no page lost. A decode
+server of 0.5.23 is served single tokens as before; a prefill server of 0.5.23 is refused, with the reason.
+
 Left out of PD: NIXL and Mori (refused); an order of pages by decode rank in the prefill allocator; and a hold of a failed
 transfer's pages that follows Mooncake's time limit, which concerns every decode server and is an issue of its own."""
 
@@ -58,6 +61,10 @@ def figures(results: Path) -> str:
         *(
             f"| {row['way']} | {int(row['segments']):,} | {int(row['staged']):,} | {float(row['p50_s']) * 1e3:,.0f} |"
             for row in chosen
+        ),
+        "",
+        "A block below 16 KiB (here 8 tokens of {:,} bytes) loses against packing, so the series packs it.".format(
+            int(chosen[0]["row_bytes"])
         ),
     ]
     return "\n".join(lines)

@@ -14,6 +14,7 @@ from pathlib import Path
 from upstream import wheel
 
 LABEL = "dcpblock"
+VERSION_FILE = "sglang/_version.py"  # made by the build, not a source: this is another build
 
 
 class ForkError(Exception):
@@ -23,8 +24,8 @@ class ForkError(Exception):
 def build(folder: Path, release: wheel.Release, number: str, out: Path) -> Path:
     """Write the wheel of the tree in ``folder`` and return its path.
 
-    The metadata are the release's own, but for the version, which gets ``+dcpblock<number>``: pip takes it for 0.5.23
-    and newer, and says what it is.
+    Files and metadata are the release's with the series on top, but for the version, which gets ``+dcpblock<number>``:
+    pip takes it for 0.5.23 and newer, and pip, ``sglang.__version__`` and ``/server_info`` say what it is.
 
     Args:
         folder: a repository as :func:`upstream.tree.start` makes it; files that git tracks go in.
@@ -32,7 +33,7 @@ def build(folder: Path, release: wheel.Release, number: str, out: Path) -> Path:
         number: this project's version, of digits and dots.
         out: the folder for the wheel.
     Raises:
-        ForkError: the number cannot be part of a version.
+        ForkError: the number cannot be part of a version, or the release does not say its own where expected.
     """
     if not re.fullmatch(r"\d+(\.\d+)*", number):
         raise ForkError(f"number: expected digits and dots, got {number!r}")
@@ -41,7 +42,9 @@ def build(folder: Path, release: wheel.Release, number: str, out: Path) -> Path:
     paths = sorted(tracked.stdout.decode().strip("\0").split("\0"))
     info = f"{wheel.PACKAGE}-{version}.dist-info"
     metadata = release.metadata()
-    metadata["METADATA"] = _with_version(metadata["METADATA"], version)
+    metadata["METADATA"] = _replaced(
+        metadata["METADATA"], rb"(?m)^(Version: ).*$", rb"\g<1>" + version.encode(), "METADATA: expected a Version line"
+    )
     out.mkdir(parents=True, exist_ok=True)
     target = out / f"{wheel.PACKAGE}-{version}-{_tags(metadata['WHEEL'])}.whl"
     record: list[tuple[str, str, str]] = []
@@ -53,7 +56,8 @@ def build(folder: Path, release: wheel.Release, number: str, out: Path) -> Path:
             record.append((name, f"sha256={digest}", str(len(data))))
 
         for path in paths:
-            add(path.removeprefix("python/"), (folder / path).read_bytes())
+            name, data = path.removeprefix("python/"), (folder / path).read_bytes()
+            add(name, _says(version, data) if name == VERSION_FILE else data)
         for name, data in metadata.items():
             add(f"{info}/{name}", data)
         lines = io.StringIO()
@@ -62,10 +66,28 @@ def build(folder: Path, release: wheel.Release, number: str, out: Path) -> Path:
     return target
 
 
-def _with_version(metadata: bytes, version: str) -> bytes:
-    changed, times = re.subn(rb"(?m)^Version: .*$", f"Version: {version}".encode(), metadata, count=1)
+def _says(version: str, source: bytes) -> bytes:
+    """The version file with another version."""
+    release, _, label = version.partition("+")
+    numbers = ", ".join(release.split("."))
+    changed = _replaced(
+        source,
+        rb"(?m)^(__version__ = version = )'" + re.escape(release).encode() + rb"'$",
+        rb"\g<1>'" + version.encode() + rb"'",
+        f"{VERSION_FILE}: expected one version {release}",
+    )
+    return _replaced(
+        changed,
+        rb"(?m)^(__version_tuple__ = version_tuple = )\(" + re.escape(numbers).encode() + rb"\)$",
+        rb"\g<1>(" + f"{numbers}, {label!r}".encode() + rb")",
+        f"{VERSION_FILE}: expected one version tuple ({numbers})",
+    )
+
+
+def _replaced(text: bytes, pattern: bytes, new: bytes, expected: str) -> bytes:
+    changed, times = re.subn(pattern, new, text)
     if times != 1:
-        raise ForkError("METADATA: expected a Version line, got none")
+        raise ForkError(f"{expected}, got {times}")
     return changed
 
 

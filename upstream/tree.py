@@ -85,7 +85,8 @@ def add(folder: Path, commit: Commit) -> list[str]:
 
     Raises:
         AnchorError: an edit does not fit the source.
-        TreeError: a new file is there already, a file does not compile, or its imports are no longer in order.
+        TreeError: a page has not the text that is changed, a new file is there already, a file does not compile, or
+            its imports are no longer in order.
     """
     edited: dict[Path, str] = {}
     for edit in commit.edits:
@@ -97,6 +98,11 @@ def add(folder: Path, commit: Commit) -> list[str]:
             source = path.read_text()
         edited[path] = apply(source, edit)
     sorted_before = {path for path in edited if _sorted(path, folder)}
+    for name, old, text in commit.pages:
+        page = (folder / name).read_text() if (folder / name).is_file() else ""
+        if page.count(old) != 1:
+            raise TreeError(f"{commit.name}, {name}: expected {old!r} once, got it {page.count(old)} times")
+        edited[folder / name] = page.replace(old, text)
     for path, source in edited.items():
         path.write_text(source)
     new = [folder / path for path in commit.new_files()]

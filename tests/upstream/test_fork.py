@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from upstream import commit, edit, fork, tree, wheel
 
-FILES = ("sglang/version.py", "sglang/srt/layers/dcp/layout.py")
+FILES = ("sglang/_version.py", "sglang/srt/layers/dcp/layout.py")
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,25 @@ def test_it_holds_the_tree_and_no_more(made):
         package = [name for name in archive.namelist() if name.startswith("sglang/")]
         assert sorted(package) == sorted(FILES)
         assert archive.read(FILES[1]).endswith(b"END = True\n")
+
+
+def test_the_package_says_the_wheels_version(made):
+    """``sglang.__version__``, and with it ``/server_info``."""
+    said: dict[str, object] = {}
+    with zipfile.ZipFile(made) as archive:
+        exec(archive.read("sglang/_version.py"), said)
+    assert said["__version__"] == said["version"] == "0.5.23+dcpblock0.1.0"
+    assert said["__version_tuple__"] == said["version_tuple"] == (0, 5, 23, "dcpblock0.1.0")
+
+
+def test_a_version_file_of_another_make_is_refused(release, tmp_path):
+    class Other:
+        version = "0.5.24"
+        metadata = release.metadata
+
+    tree.start(tmp_path / "tree", release, FILES)
+    with pytest.raises(fork.ForkError, match=r"_version.py: expected one version 0.5.24, got 0"):
+        fork.build(tmp_path / "tree", Other(), "0.1.0", tmp_path / "dist")
 
 
 def test_it_is_a_wheel_by_its_own_record(made, release, tmp_path):

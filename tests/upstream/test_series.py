@@ -115,6 +115,17 @@ class TestAdd:
         with pytest.raises(tree.TreeError, match=r"test/t\.py"):
             tree.add(folder, self.commit(tmp_path))
 
+    def test_text_of_a_page_that_an_earlier_commit_adds(self, start, tmp_path):
+        folder = start("x = 1\n")
+        (tmp_path / "files" / "docs").mkdir(parents=True)
+        (tmp_path / "files" / "docs" / "page.mdx").write_text("takes one\n")
+        tree.add(folder, self.commit(tmp_path))
+        change = commit.Commit("d", "S", "B", (), tmp_path / "none", (("docs/page.mdx", "takes one", "takes two"),))
+        assert tree.add(folder, change) == ["docs/page.mdx"]
+        assert (folder / "docs/page.mdx").read_text() == "takes two\n"
+        with pytest.raises(tree.TreeError, match="expected 'takes one' once, got it 0 times"):
+            tree.add(folder, change)
+
     def test_source_that_does_not_compile(self, start, tmp_path):
         folder = start("def f():\n    return 1\n")
         with pytest.raises(tree.TreeError, match="compile"):

@@ -109,10 +109,14 @@ def snapshot(scheduler) -> dict:
 
 
 def sent_so_far() -> dict[str, tuple[int, int, int]]:
-    """(transfers, segments, bytes) that this process has sent to decode ranks, by path: the plugin's own counters."""
-    from sglang_dcp_block.patches.transfer_counts import COUNTS
+    """(transfers, segments, bytes) that this process has sent to decode ranks, by path; none where no plugin counts.
 
-    return {path: (t.transfers, t.segments, t.num_bytes) for path, t in COUNTS.by_path.items()}
+    Nothing is imported here: engines without the plugin are asked what they have loaded.
+    """
+    counters = sys.modules.get("sglang_dcp_block.patches.transfer_counts")
+    if counters is None:
+        return {}
+    return {path: (t.transfers, t.segments, t.num_bytes) for path, t in counters.COUNTS.by_path.items()}
 
 
 def on_release(req, tree_cache, *args, **kwargs) -> None:

@@ -283,9 +283,21 @@ AGREEMENT = (
 SEND = (
     on(
         COMMON,
+        "CommonKVManager",
+        before(
+            defines("_register_staging_memory"),
+            '''
+            def needs_dcp_pack(self, registration) -> bool:
+                """Whether rows for this decode rank are gathered before they are sent."""
+                return True
+            ''',
+        ),
+    ),
+    on(
+        MOONCAKE,
         "",
         before(
-            defines("PrefillServerInfo"),
+            defines("KVArgsRegisterInfo"),
             """
             # Packing a shorter run costs less than the segments that it saves.
             DCP_DIRECT_RUN_BYTES = 16384
@@ -293,18 +305,19 @@ SEND = (
         ),
     ),
     on(
-        COMMON,
-        "CommonKVManager",
+        MOONCAKE,
+        MANAGER,
         before(
-            defines("_register_staging_memory"),
+            defines("send_kvcache_dcp"),
             '''
-            def needs_dcp_pack(self, block_size: int) -> bool:
-                """Whether rows for a decode rank are gathered before they are sent.
+            def needs_dcp_pack(self, registration: KVArgsRegisterInfo) -> bool:
+                """Runs of a block that are long enough are sent as they lie.
 
-                Runs of a block that are long enough are sent as they lie. A run's
-                bytes are a mean over the target layers, each of which has as many.
+                A run's bytes are a mean over the target layers, each of which has as
+                many runs.
                 """
                 num_target = len(self.kv_args.kv_item_lens) - self.kv_args.num_draft_entries
+                block_size = registration.dst_dcp_block_size
                 if block_size == 1 or num_target == 0:
                     return True
                 page_bytes = sum(self.kv_args.kv_item_lens[:num_target]) / num_target
@@ -322,17 +335,24 @@ SEND = (
             not info.is_dummy
             and registration is not None
             and registration.requires_dcp_relayout
-            and self.kv_mgr.needs_dcp_pack(getattr(registration, "dst_dcp_block_size", 1))
+            and self.kv_mgr.needs_dcp_pack(registration)
             )""",
         ),
     ),
     on(
         MOONCAKE,
         f"{MANAGER}.start_prefill_thread.bootstrap_thread",
+        after(
+            assigns("decode_kv_args"),
+            """
+            # Known from here on, so that a session rejected below is told why.
+            self.decode_kv_args_table.setdefault(mooncake_session_id, decode_kv_args)
+            """,
+        ),
         substitute(
             calls("_init_dcp_pack_buffers_once"),
             """
-            if self.needs_dcp_pack(decode_kv_args.dst_dcp_block_size):
+            if self.needs_dcp_pack(decode_kv_args):
                 self._init_dcp_pack_buffers_once(
                     decode_kv_args.dst_dcp_size, include_draft=True
                 )
@@ -348,7 +368,7 @@ SEND = (
             """(
                 self._dcp_pack_buffers[worker_index]
                 if self._dcp_pack_buffers
-                and self.needs_dcp_pack(target_rank_registration_info.dst_dcp_block_size)
+                and self.needs_dcp_pack(target_rank_registration_info)
                 else None
             )""",
         ),
@@ -362,6 +382,15 @@ SEND = (
         substitute(
             assigns("ret") & calls("self._transfer_data") & reads("transfer_blocks"),
             "ret = self._transfer_data_in_batches(mooncake_session_id, transfer_blocks)",
+        ),
+    ),
+    on(
+        MOONCAKE,
+        f"{MANAGER}.send_kvcache_dcp.process_layer",
+        exchange(
+            "the call with the segments of a layer",
+            m.Attribute(attr=m.Name("_transfer_data")),
+            "self._transfer_data_in_batches",
         ),
     ),
     on(

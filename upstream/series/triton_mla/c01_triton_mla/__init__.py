@@ -30,10 +30,21 @@ and hands its output and natural LSE to the model's merge. Extend reads
 the prefix that the model has gathered. Writes take the MLA door. This
 is the one MLA path of DCP that needs Triton alone, with and without
 --dcp-block-size.
+
+An FP8 KV cache is refused: neither the write nor the gathered prefix
+knows the scales of a layer.
 """
 
 _TRITON = "sglang.srt.layers.attention.triton_backend"
 _FORWARD_MLA = "sglang.srt.models.deepseek_common.attention_forward_methods.forward_mla"
+
+PAGES = (
+    (
+        "docs_new/docs/advanced_features/dcp_block_size.mdx",
+        "| `flashinfer`, `trtllm_mla` or `cutedsl_mla` |",
+        "| `flashinfer`, `trtllm_mla`, `cutedsl_mla`, or `triton` without an FP8 KV cache |",
+    ),
+)
 
 EDITS = (
     on(
@@ -60,6 +71,26 @@ EDITS = (
             attn_output, lse = self.attn_mqa_for_dcp_decode(
                 q, k, k_nope, forward_batch, save_kv_cache=save_kv_cache
             )
+            """,
+        ),
+    ),
+    on(
+        _TRITON,
+        "TritonAttnBackend.__init__",
+        before(
+            assigns("mla_config"),
+            """
+            if (
+                self.use_mla
+                and self.dcp_size > 1
+                and model_runner.kv_cache_dtype.itemsize == 1
+            ):
+                # Neither the write nor the gathered prefix knows a layer's scales.
+                raise ValueError(
+                    "The Triton backend supports no FP8 KV cache for MLA models with "
+                    "--dcp-size > 1. Use --kv-cache-dtype auto or another attention "
+                    "backend."
+                )
             """,
         ),
     ),

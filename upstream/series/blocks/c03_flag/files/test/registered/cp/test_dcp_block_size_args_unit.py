@@ -21,6 +21,7 @@ CONFIG = SimpleNamespace(
     speculative_algorithm=None,
     enable_unified_memory=False,
     enable_hierarchical_cache=False,
+    disaggregation_decode_enable_offload_kvcache=False,
     disaggregation_mode="null",
     attention_backend="good",
     prefill_attention_backend=None,
@@ -69,6 +70,10 @@ class TestDcpBlockSizeArgs(unittest.TestCase):
             ("speculative", {"speculative_algorithm": "EAGLE"}),
             ("--enable-unified-memory", {"enable_unified_memory": True}),
             ("--enable-hierarchical-cache", {"enable_hierarchical_cache": True}),
+            (
+                "enable-offload-kvcache",
+                {"disaggregation_decode_enable_offload_kvcache": True},
+            ),
         ):
             with self.subTest(**changes), self.assertRaisesRegex(ValueError, text):
                 self._validate(**changes)

@@ -25,7 +25,6 @@ from sglang.srt.disaggregation.common.utils import (
 )
 from sglang.srt.disaggregation.mooncake import conn
 from sglang.test.ci.ci_register import register_cpu_ci
-from sglang.test.test_utils import CustomTestCase
 
 register_cpu_ci(est_time=6, suite="base-a-test-cpu")
 
@@ -37,7 +36,7 @@ ROUTE_QUERY = {
 }
 
 
-class TestTransferPlan(CustomTestCase):
+class TestTransferPlan(unittest.TestCase):
     def _deal(self, page, dcp_size, block, rank, offset, prefix, tokens, src, dst):
         """Rows of a rank, token by token."""
         pairs = []
@@ -128,7 +127,7 @@ class TestTransferPlan(CustomTestCase):
             )
 
 
-class TestFrames(CustomTestCase):
+class TestFrames(unittest.TestCase):
     def test_round_trip(self):
         self.assertEqual(dcp_block_size_frames(1), [])
         message = [b"a", *dcp_block_size_frames(64)]
@@ -172,7 +171,7 @@ def _peer(block_size, relayout=True):
     )
 
 
-class TestRegistration(CustomTestCase):
+class TestRegistration(unittest.TestCase):
     def _verdict(self, manager, peer):
         spec = SimpleNamespace(speculative_algorithm=None)
         with patch.object(conn, "get_spec", lambda: spec):
@@ -192,7 +191,7 @@ class TestRegistration(CustomTestCase):
             self.assertIn(f"prefill=4, decode={block_size}", verdict)
 
 
-class TestStatusMessage(CustomTestCase):
+class TestStatusMessage(unittest.TestCase):
     def _sent(self, block_size, status, reason=None):
         manager = _manager()
         manager._prefill_unique_rank = lambda: 3
@@ -222,10 +221,44 @@ class TestStatusMessage(CustomTestCase):
         )
 
 
-class TestPacking(CustomTestCase):
+    def test_a_rejected_session_hears_why(self):
+        manager = _manager(
+            is_mla_backend=False,
+            is_hybrid_mla_backend=False,
+            session_lock=threading.Lock(),
+            failed_sessions=set(),
+            session_failures={},
+            failed_session_probes={},
+            state_strides_validated=set(),
+            state_layout_rejections={},
+            server_socket=None,
+            _worker_threads=[],
+            _stopped=False,
+        )
+        # A decode server without KV buffers; DCP 1 to 2 needs MLA.
+        frames = [b"None", b"here", b"1", b"one", b"", b"", b"\0" * 4, b"0", b"1", b"0"]
+        frames += [b"\0" * 4, b"\0" * 4, b"", b"", b"", b"", b"2", b"0", b"", b""]
+
+        def recv():
+            manager._stopped = True
+            return [*frames, *dcp_block_size_frames(8)]
+
+        manager._make_worker_recv = lambda socket: recv
+        manager.start_prefill_thread()
+        manager._worker_threads[0].join(10)
+        self.assertIn("1 -> 2", manager.state_layout_rejections["one"])
+        manager._prefill_unique_rank = lambda: 3
+        manager.transfer_infos[7] = {"one": None}
+        message = manager._encode_kv_status_message(
+            bootstrap_room=7, status=KVPoll.Failed, failure_reason="1 -> 2"
+        )
+        self.assertEqual(_manager(8).parse_kv_status_message(message)[3], "1 -> 2")
+
+
+class TestPacking(unittest.TestCase):
     def test_long_runs_are_sent_as_they_lie(self):
         manager = _manager()
-        needs = {b: manager.needs_dcp_pack(b) for b in (1, 8, 16)}
+        needs = {b: manager.needs_dcp_pack(_peer(b)) for b in (1, 8, 16)}
         self.assertEqual(needs, {1: True, 8: True, 16: False})
 
     def test_the_pack_buffer_limits_only_those_who_need_it(self):
@@ -259,7 +292,7 @@ class TestPacking(CustomTestCase):
         self.assertEqual(calls, [[1, 2]])
 
 
-class TestRoute(CustomTestCase):
+class TestRoute(unittest.TestCase):
     def _answer(self, **query):
         server = object.__new__(CommonKVBootstrapServer)
         server.__dict__.update(

@@ -2,9 +2,12 @@
 
 import unittest
 from types import SimpleNamespace
+from unittest.mock import MagicMock, patch
 
 import torch
 
+from sglang.srt.configs.model_config import AttentionArch
+from sglang.srt.layers.attention import triton_backend
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.models.deepseek_common.attention_forward_methods.forward_mla import (
     is_mla_dcp_lse_base_on_e,
@@ -101,6 +104,18 @@ class TestDcpTritonMla(unittest.TestCase):
                 torch.testing.assert_close(
                     got[indptr[request] + i].view(HEADS, LATENT), want
                 )
+
+    def test_an_fp8_kv_cache_is_refused(self):
+        model_runner = MagicMock(kv_cache_dtype=torch.float8_e4m3fn)
+        model_runner.model_config.attention_arch = AttentionArch.MLA
+        parallel = MagicMock(attn_dcp_size=2, attn_tp_size=2)
+        with (
+            patch.object(triton_backend, "get_parallel", lambda: parallel),
+            patch.object(triton_backend, "get_exec", MagicMock()),
+            patch.object(triton_backend, "get_spec", MagicMock()),
+            self.assertRaisesRegex(ValueError, "no FP8 KV cache"),
+        ):
+            TritonAttnBackend(model_runner)
 
     def test_lse_is_natural(self):
         self.assertTrue(is_mla_dcp_lse_base_on_e("triton"))

@@ -57,6 +57,9 @@ def validate_dcp_block_size(server_args: Any) -> None:
         "speculative decoding": cfg.speculative_algorithm is not None,
         "--enable-unified-memory": cfg.enable_unified_memory,
         "--enable-hierarchical-cache": cfg.enable_hierarchical_cache,
+        "--disaggregation-decode-enable-offload-kvcache": (
+            cfg.disaggregation_decode_enable_offload_kvcache
+        ),
         "--disaggregation-mode": cfg.disaggregation_mode != "null",
     }
     found = [name for name, used in unsupported.items() if used]
