@@ -22,7 +22,8 @@ import triton.language as tl
 from sglang_dcp_block.kernels import launch
 
 # Pages that a program places, comparing them with as many others at a time; and the longest list for one kernel. It
-# compares each page with each, 10^9 comparisons at the most: by an estimate, a millisecond of a GPU. The interpreter's time goes by operations.
+# compares each page with each, 10^9 comparisons at the most: by an estimate, a millisecond of a GPU. The interpreter's
+# time goes by operations.
 TILE, MAX_PAGES = (1024, 1024) if launch.INTERPRETED else (128, 1 << 15)
 
 
