@@ -26,6 +26,7 @@ class Benchmark:
 _ALL = (
     Benchmark("transfer", "a chunk to a decode rank over Mooncake TCP: token round-robin, packed, blocks, grouped"),
     Benchmark("direct_or_packed", "the same by the bytes of a block: as it lies, or packed by SGLang's code"),
+    Benchmark("segment_sizes", "the same bytes over Mooncake TCP, by the size of a segment", quick=False),
     Benchmark("planning", "which rows go where: SGLang's plan by tokens, and runs"),
     Benchmark("decode_metadata", "this rank's lengths and rows, once a decode step (CPU)"),
     Benchmark("imbalance", "rows of the fullest rank over the mean, for mixes of request lengths"),

@@ -49,9 +49,10 @@ ways take turns.
 round-robin does. *segments* were counted at the call of Mooncake, *staged* are bytes that were sent from anywhere but
 the KV pool. A segment costs the most over TCP: it is an acknowledged round trip. Other transports have other ratios.
 
-No layout gets further than *one segment*, so grouped blocks are measured against it; that must hold. How much faster
-one segment is than token round-robin depends on the machine, on the time of a round trip against that of a long copy
-through the kernel: the factors 25 and 15 are said, and nothing fails where they do not hold.
+No layout has fewer segments than *one segment*, so grouped blocks are measured against it; that must hold. How much
+faster one segment is than token round-robin depends on the machine, on the time of a round trip against that of a long
+copy through the kernel: the factors 25 and 15 are said, and nothing fails where they do not hold. Over loopback, blocks
+that fit one of its packets (32 rows of 1,152 bytes) are faster still: see the benchmark segment_sizes.
 """
 
 

@@ -159,7 +159,7 @@ class TestCommandLine:
     def test_quick_is_the_default_and_names_come_in_order(self) -> None:
         quick, full = cli.chosen(False, None), cli.chosen(True, None)
         assert full == list(BENCHMARKS)
-        assert set(full) - set(quick) == {"fragmentation"}
+        assert set(full) - set(quick) == {"segment_sizes", "fragmentation"}
         assert cli.chosen(False, ["fragmentation", "transfer"]) == ["transfer", "fragmentation"]
 
     def test_each_benchmark_is_a_module(self) -> None:
