@@ -100,10 +100,19 @@ def flags() -> frozenset[str]:
 
 @cache
 def variables() -> frozenset[str]:
-    """Environment variables that SGLang declares, or that this repository reads or sets."""
+    """Environment variables that SGLang declares, that this repository reads or sets, or that Mooncake's engine names."""
     texts = [(upstream() / "environ.py").read_text(encoding="utf-8"), (ROOT / "Makefile").read_text(encoding="utf-8")]
     texts += [file.read_text(encoding="utf-8") for file in (*PACKAGE.rglob("*.py"), ROOT / "tests" / "conftest.py")]
+    texts += [file.read_bytes().decode("latin-1") for file in mooncake_engine()]
     return frozenset(name for text in texts for name in VARIABLE.findall(text))
+
+
+def mooncake_engine() -> list[Path]:
+    """Mooncake's library, where it is installed; it need not load."""
+    spec = importlib.util.find_spec("mooncake")
+    return [
+        file for folder in (spec and spec.submodule_search_locations) or () for file in Path(folder).glob("engine*.so")
+    ]
 
 
 @cache
