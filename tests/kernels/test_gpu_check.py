@@ -95,6 +95,8 @@ FAULTS = {  # where, what is broken, how, and the check that must see it
     "rows are those of B = 1": (simulation, "slot_rows", rows_of_single_tokens, "attention over ranks"),
     "rows are off by one": (checks, "build_kv_indices", lambda f: lambda *a: f(*a).add_(1), "rows of requests"),
     "a stream is rotated": (checks, "compact_kv_indices", lambda f: lambda *a: f(*a).roll(1), "slots of a stream"),
+    "long runs come last": (checks, "long_runs_first", lambda f: lambda pages: f(pages).flip(0), "orders of pages"),
+    "pages are not grouped": (checks, "group_pages", lambda f: lambda pages, *lens, **sizes: pages, "orders of pages"),
     "empty requests keep an LSE": (checks, "neutralise_empty", lambda f: broken_neutralise, "neutral element"),
     "nothing is made neutral": (simulation, "neutralise_empty", lambda f: lambda *a: None, "attention over ranks"),
     "a rank is left out": (attention, "merge", without_rank_1, "attention over ranks"),

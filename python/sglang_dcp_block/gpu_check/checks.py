@@ -12,7 +12,9 @@ import torch
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.gpu_check.simulation import Simulation, Sizes
 from sglang_dcp_block.kernels.compact_indices import compact_kv_indices, compact_kv_indices_torch
+from sglang_dcp_block.kernels.group_pages import group_pages, group_pages_torch
 from sglang_dcp_block.kernels.kv_indices import build_kv_indices, build_kv_indices_torch
+from sglang_dcp_block.kernels.long_runs import long_runs_first, long_runs_first_torch
 from sglang_dcp_block.kernels.neutralise import neutralise_empty
 from sglang_dcp_block.kernels.slot_maps import place_slots, slot_rows
 
@@ -103,6 +105,24 @@ def slots_of_stream(scale: Scale) -> str:
     return f"{len(scale.layouts)} layouts, {len(lens)} requests of up to {scale.context} tokens"
 
 
+def orders_of_pages(scale: Scale) -> str:
+    """A prefill server's free pages, long runs first, then grouped by decode rank, against the torch twins."""
+    rng, page = random.Random(5), 16
+    for layout, fill in itertools.product(scale.layouts, (0.1, 0.5, 0.95)):
+        free = sorted(rng.sample(range(scale.context), int(scale.context * (1 - fill))))
+        pages = torch.tensor(free, device=scale.device)
+        got = long_runs_first(pages)
+        require_equal(f"long runs first, {fill:.0%} in use", got, long_runs_first_torch(pages))
+        starts = [rng.randrange(9 * page) for _ in range(3)]
+        ends = [start + rng.randrange(max(1, len(free) // 4 * page)) for start in starts]
+        lens = torch.tensor(starts, device=scale.device), torch.tensor(ends, device=scale.device)
+        own = (part.cpu() for part in (got, *lens))
+        want = group_pages_torch(*own, page_size=page, dcp_size=layout.dcp_size).to(scale.device)
+        grouped = group_pages(got, *lens, page_size=page, dcp_size=layout.dcp_size)
+        require_equal(f"grouped pages, {layout}", grouped, want)
+    return f"{len(scale.layouts)} layouts, pools of {scale.context} pages"
+
+
 def neutral_element(scale: Scale) -> str:
     """Requests without rows get out = 0, LSE = -inf over NaN; the others keep every bit."""
     lens = torch.tensor([3, 0, 0, 1, 0, 7], device=scale.device)
@@ -182,6 +202,7 @@ CHECKS: tuple[tuple[str, Callable[[Scale], str]], ...] = (
     ("slot maps", slot_maps),
     ("rows of requests", rows_of_requests),
     ("slots of a stream", slots_of_stream),
+    ("orders of pages", orders_of_pages),
     ("neutral element", neutral_element),
     ("attention over ranks", attention_over_ranks),
     ("CUDA graph replay", cuda_graphs),
