@@ -17,7 +17,7 @@ from counting import counted
 from hooking import hook
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.dcp.transfer import plan_runs
-from sglang_dcp_block.kernels import launch
+from sglang_dcp_block.kernels import launch, long_runs
 from sglang_dcp_block.kernels.free_runs import fewest_gaps_first
 from sglang_dcp_block.patches import active
 from sglang_dcp_block.patches.group_points import DECODE_GROUP_POINTS, PREFILL_GROUP_POINTS
@@ -162,9 +162,11 @@ def history(steps: int) -> list[Allocation]:
     return found
 
 
-def test_cost_on_a_prefill_server(monkeypatch) -> None:
+@pytest.mark.parametrize(("longest", "merge"), [(long_runs.MAX_PAGES, 1), (3, 7)])
+def test_cost_on_a_prefill_server(monkeypatch, longest: int, merge: int) -> None:
     """Counted against SGLang's own, the same history: a launch more where a batch takes more than P pages, one more
-    where it merges freed pages, so at most two; no host sync."""
+    where it merges freed pages, so at most two, but for very many pages; no host sync."""
+    monkeypatch.setattr(long_runs, "MAX_PAGES", longest)
     stock = history(80)
     monkeypatch.setattr(active, "group_pages", P)
     hook(monkeypatch, PREFILL_GROUP_POINTS)
@@ -172,7 +174,7 @@ def test_cost_on_a_prefill_server(monkeypatch) -> None:
     for own, ours in zip(stock, history(80), strict=True):
         assert (own.merged, own.pages, own.syncs) == (ours.merged, ours.pages, ours.syncs)
         added.setdefault((own.merged, own.pages > P), set()).add(ours.launches - own.launches)
-    assert added == {(False, False): {0}, (False, True): {1}, (True, False): {1}, (True, True): {2}}
+    assert added == {(False, False): {0}, (False, True): {1}, (True, False): {merge}, (True, True): {1 + merge}}
     assert min(own.launches for own in stock) > 0, "the counter sees nothing"
 
 
