@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +39,8 @@ def test_a_run_tells_its_counts(tmp_path):
     assert verify.run(tmp_path, tmp_path, tests, tmp_path / "reports" / "r.xml") == verify.Count(1, 1, 0)
     missing = verify.run(tmp_path, tmp_path, [tmp_path / "gone.py"], tmp_path / "reports" / "r.xml")
     assert not missing.is_good
+
+
+def test_what_it_runs_is_there():
+    root = Path(__file__).parents[2]
+    assert [path for path in (verify.KITS, *verify.ENGINE) if not (root / path).exists()] == []

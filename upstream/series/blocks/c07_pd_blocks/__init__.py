@@ -246,15 +246,23 @@ AGREEMENT = (
         before(
             defines("start_decode_thread"),
             '''
-            def _encode_kv_status_message(self, **message) -> List[bytes]:
+            def _encode_kv_status_message(
+                self,
+                *,
+                bootstrap_room: int,
+                status: KVPoll,
+                failure_reason: Optional[str],
+            ) -> List[bytes]:
                 """To a decode server with DCP blocks: with the reason, and their size."""
-                parts = super()._encode_kv_status_message(**message)
-                for session in list(
-                    self.transfer_infos.get(message["bootstrap_room"], {})
-                ):
+                parts = super()._encode_kv_status_message(
+                    bootstrap_room=bootstrap_room,
+                    status=status,
+                    failure_reason=failure_reason,
+                )
+                for session in list(self.transfer_infos.get(bootstrap_room, {})):
                     peer = self.decode_kv_args_table.get(session)
                     if peer is not None and peer.dst_dcp_block_size > 1:
-                        reason = (message["failure_reason"] or "").encode("utf-8")
+                        reason = (failure_reason or "").encode("utf-8")
                         block_size = dcp_block_size_frames(peer.dst_dcp_block_size)
                         return [*parts, reason, *block_size]
                 return parts

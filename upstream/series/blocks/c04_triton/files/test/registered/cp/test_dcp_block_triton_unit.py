@@ -3,10 +3,12 @@
 import os
 import unittest
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+from sglang.srt.mem_cache import kv_index_translator
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.mem_cache.kv_loc_plan import IdSpaceKind
 from sglang.srt.runtime_context import get_parallel
@@ -71,6 +73,13 @@ class TestDcpBlockIndices(unittest.TestCase):
         with dcp(2, 1, 1):
             read = translator(slots[None]).translate_dcp_read_ids(slots)
         self.assertTrue(torch.equal(read, slots // 2))
+
+    def test_npu_keeps_its_runs_of_a_page(self):
+        slots = torch.arange(64, device=DEVICE)
+        with dcp(2, 1, 1), patch.object(kv_index_translator, "_is_npu", True):
+            written = translator(slots[None]).space(IdSpaceKind.FULL).write(slots)
+        want = [owner_and_row(slot, 2, PAGE_SIZE) for slot in range(64)]
+        self.assertEqual(written.tolist(), [row if o == 1 else -1 for o, row in want])
 
     @unittest.skipUnless(RUNS_TRITON, "needs a GPU or TRITON_INTERPRET=1")
     def test_index_arrays(self):
