@@ -10,9 +10,9 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -20,6 +20,8 @@ import requests
 
 from cases import token_list
 
+ERROR = "error: "  # begins the end of a request that a server answered with one
+MOMENT = 1  # seconds between what is done to one server and to another
 HUNG = 240  # seconds without an answer, on a machine that is busy with other work too
 
 
@@ -113,7 +115,9 @@ def demands(seed: int, shape: Shape) -> Iterator[Demand]:
         )
 
 
-def traffic(url: str, seconds: float, seed: int, clients: int = 8, shape: Shape | None = None) -> list[Outcome]:
+def traffic(
+    send: Callable[[Demand], Outcome], seconds: float, seed: int, clients: int = 8, shape: Shape | None = None
+) -> list[Outcome]:
     """Keep ``clients`` busy for so long, and with their script in any case; returns when the last request has ended.
 
     Nothing is raised for a request.
@@ -121,31 +125,52 @@ def traffic(url: str, seconds: float, seed: int, clients: int = 8, shape: Shape 
     deadline, bounds = time.monotonic() + seconds, shape or Shape()
 
     def client(number: int) -> list[Outcome]:
-        outcomes = [send(url, demand) for demand in script(number, bounds)]
+        outcomes = [send(demand) for demand in script(number, bounds)]
         for demand in demands(1000 * seed + number, bounds):
             if time.monotonic() + demand.pause > deadline:
                 break
             time.sleep(demand.pause)
-            outcomes.append(send(url, demand))
+            outcomes.append(send(demand))
         return outcomes
 
     with ThreadPoolExecutor(clients) as threads:
         return [outcome for outcomes in threads.map(client, range(clients)) for outcome in outcomes]
 
 
-def send(url: str, demand: Demand) -> Outcome:
-    """Send one request and stay with it until it ends."""
+def send(url: str, demand: Demand, **more: Any) -> Outcome:
+    """Send one request and stay with it until it ends.
+
+    Args:
+        more: what else stands in the request.
+    """
     began = time.monotonic()
     try:
-        end, answer = _ended(url, demand)
+        end, answer = _ended(url, demand, more)
     except (requests.RequestException, ValueError, KeyError) as error:
         end, answer = f"{type(error).__name__}: {error}", {}
     return Outcome(demand, end, time.monotonic() - began, answer)
 
 
-def _ended(url: str, demand: Demand) -> tuple[str, dict[str, Any]]:
+def send_to_pair(prefill: str, decode: str, demand: Demand, **more: Any) -> Outcome:
+    """Send one request to a prefill and a decode server, and end both in the client's way; the second one's outcome."""
+    with ThreadPoolExecutor(2) as threads:
+        first, last = (_excused(one) for one in threads.map(lambda url: send(url, demand, **more), (prefill, decode)))
+    return last if first.end in ENDS else replace(last, end=f"on the prefill server: {first.end}")
+
+
+def _excused(outcome: Outcome) -> Outcome:
+    """Of a client that ended its request: the second server to hear of it may call the transfer failed, as it is."""
+    demand = outcome.demand
+    has_left = demand.way is not Way.ANSWER and outcome.seconds + MOMENT > demand.patience
+    if not has_left or not outcome.end.startswith(ERROR):
+        return outcome
+    return replace(outcome, end="aborted" if demand.way is Way.ABORT else "left")
+
+
+def _ended(url: str, demand: Demand, more: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     rid = uuid.uuid4().hex
     body = {
+        **more,
         "rid": rid,
         "input_ids": demand.prompt,
         "sampling_params": {"temperature": 0, "max_new_tokens": demand.new_tokens},
@@ -169,6 +194,8 @@ def _ended(url: str, demand: Demand) -> tuple[str, dict[str, Any]]:
             raise
         finally:
             abort.cancel()
+    if "meta_info" not in answer:
+        return f"{ERROR}{json.dumps(answer)[:500]}", {}
     finish = answer["meta_info"]["finish_reason"]
     if finish["type"] != "abort":
         return "answered", answer
@@ -183,7 +210,7 @@ def _hang_up(session: requests.Session, url: str, body: dict[str, Any], patience
             if line == b"data: [DONE]":
                 return "left", {}
             if line and "meta_info" not in json.loads(line.removeprefix(b"data: ")):
-                return f"stream: {line[:300]!r}", {}
+                return f"{ERROR}{line[:500]!r}", {}
             if time.monotonic() > deadline:
                 return "left", {}
     return "the stream broke off", {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-current: str | None = None  # "off:<last part of a target>", "door:<fault>", "leak", "host:<fault>", or None
+# "off:<last part of a target>", "door:<fault>", "leak", "host:<fault>", "sent:nothing", or None
+current: str | None = None
 
 
 def install() -> None:
@@ -14,6 +15,7 @@ def install() -> None:
     write_door.place_slots = faulty_door(write_door.place_slots)
     leak_pages()
     spoil_host_tier()
+    send_nothing()
 
 
 def is_off(target: str) -> bool:
@@ -76,3 +78,15 @@ def spoil_host_tier() -> None:
     load = f"{pools}.mla.MLATokenToKVPoolHost.load_to_device_per_layer"
     HookRegistry.register(load, load_badly, HookType.AROUND)
     HookRegistry.register(f"{pools}.base.HostKVCache.free", forget_one, HookType.AROUND)
+
+
+def send_nothing() -> None:
+    """Under the mutant "sent:nothing", blocks are planned, none is handed over to Mooncake, and success is reported."""
+    from sglang_dcp_block.patches import mooncake_send
+
+    hand_over = mooncake_send._hand_over
+
+    def succeed(*args, **kwargs):
+        return 0 if current == "sent:nothing" else hand_over(*args, **kwargs)
+
+    mooncake_send._hand_over = succeed
