@@ -247,11 +247,7 @@ AGREEMENT = (
             defines("start_decode_thread"),
             '''
             def _encode_kv_status_message(
-                self,
-                *,
-                bootstrap_room: int,
-                status: KVPoll,
-                failure_reason: Optional[str],
+                self, *, bootstrap_room: int, status: KVPoll, failure_reason: Optional[str]
             ) -> List[bytes]:
                 """To a decode server with DCP blocks: with the reason, and their size."""
                 parts = super()._encode_kv_status_message(
