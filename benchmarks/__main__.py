@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 steps.say("      no plot: matplotlib is not installed (pip install -r requirements/plots.txt)")
             for check in result.checks:
                 steps.say(f"      {check}")
-            failed += [str(check) for check in result.checks if check.required and not check.holds]
+            failed += [str(check) for check in result.checks if not check.holds]
     console.print(f"Results: {os.path.relpath(args.into)}", highlight=False)
     if failed:
         console.print("\n".join(["FAILED:", *failed]), markup=False, highlight=False, soft_wrap=True)

@@ -56,7 +56,6 @@ class Check:
     value: float
     limit: float
     at_most: bool  # else at least
-    required: bool = True  # else it depends on the machine too: it is said, and nothing fails
 
     @property
     def holds(self) -> bool:
@@ -66,8 +65,7 @@ class Check:
     def __str__(self) -> str:
         """In one line, with the verdict."""
         sign = "≤" if self.at_most else "≥"
-        fails = "DOES NOT HOLD" if self.required else "does not hold on this machine; nothing fails"
-        return f"{self.text}: {self.value:.3g} ({sign} {self.limit:g}: {'holds' if self.holds else fails})"
+        return f"{self.text}: {self.value:.3g} ({sign} {self.limit:g}: {'holds' if self.holds else 'DOES NOT HOLD'})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,11 +59,6 @@ class TestRecord:
         assert check.holds is holds
         assert ("DOES NOT HOLD" in str(check)) is not holds
 
-    def test_what_is_not_required_is_said_all_the_same(self) -> None:
-        check = Check("a factor", 15.7, 25, at_most=False, required=False)
-        assert str(check) == "a factor: 15.7 (≥ 25: does not hold on this machine; nothing fails)"
-        assert not check.holds
-
     def test_one_row_is_found_or_none_is(self) -> None:
         rows = [row("ours", 1.0, tokens=1), row("ours", 2.0, tokens=2), row("stock", 8.0, tokens=1)]
         assert find(rows, "ours", tokens=2) is rows[1]
@@ -170,11 +165,11 @@ class TestCommandLine:
         assert cli.command_of(False, None) == "python -m benchmarks"
         assert cli.command_of(True, ["memory"]) == "python -m benchmarks --full --only memory"
 
-    @pytest.mark.parametrize(("value", "required", "status"), [(1.0, True, 0), (3.0, True, 1), (3.0, False, 0)])
+    @pytest.mark.parametrize(("value", "status"), [(1.0, 0), (3.0, 1)])
     def test_exit_status(
-        self, value: float, required: bool, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+        self, value: float, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     ) -> None:
-        found = result(row("ours", 2.0), checks=(Check("a figure", value, 2, at_most=True, required=required),))
+        found = result(row("ours", 2.0), checks=(Check("a figure", value, 2, at_most=True),))
         monkeypatch.setattr(type(BENCHMARKS["memory"]), "measure", lambda self, full: found)
         assert cli.main(["--only", "memory", "--into", str(tmp_path)]) == status
         assert ("FAILED:" in capsys.readouterr().out) is bool(status)
