@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -18,6 +19,8 @@ WORDS = {  # of what both refuse by themselves; other reasons are SGLang's own
     "plugin": {UNEQUAL: "expected equal block sizes at equal dcp sizes"},
     "native": {UNEQUAL: "PD requires equal --dcp-block-size at equal DCP sizes"},
 }
+# SGLang's heartbeat, which the series leaves alone, misses a prefill server that is back within two of its turns.
+TELLS_RESTARTS = {"plugin": True, "native": False}
 
 
 @pytest.fixture(scope="module")
@@ -118,33 +121,42 @@ class TestOneDecodeServer:
             {"middle": Pair(prefill, decode).generate([PROMPTS["middle"]])[0]}, {"middle": want.answers["middle"]}
         )
 
-    def test_a_prefill_server_that_comes_back_without_the_plugin(self, start, decode, want):
+    def test_a_prefill_server_that_comes_back_without_the_plugin(self, start, flavour, decode, want):
         """At the address whose answer the decode server has cached; and comes back with it again."""
         address = role("prefill")
         with start(tp=1, **address) as first:
             Pair(first, decode).serves_in_blocks(want, PAGE)
-        with start(tp=1, of=STOCK, **address) as stock:
-            self.await_loss_of(address, decode)
+        with self.restarted(start, flavour, decode, address, of=STOCK) as stock:
             assert "does not know blocks" in Pair(stock, decode).refusal()
+        if not TELLS_RESTARTS[flavour.name]:
+            self.await_losses(address, decode, 2)
         with start(tp=1, **address) as again:
             Pair(again, decode).serves_in_blocks(want, PAGE)
 
-    def test_a_prefill_server_that_comes_back_with_the_plugin(self, start, decode, want):
+    def test_a_prefill_server_that_comes_back_with_the_plugin(self, start, flavour, decode, want):
         """Its new ranks are asked, also where it was back before SGLang missed it."""
         address = role("prefill")
         with start(tp=1, **address) as first:
             Pair(first, decode).serves_in_blocks(want, PAGE)
-        with start(tp=1, **address) as again:
-            self.await_loss_of(address, decode)
+        with self.restarted(start, flavour, decode, address) as again:
             Pair(again, decode).serves_in_blocks(want, PAGE)
 
+    @contextmanager
+    def restarted(self, start, flavour, decode, address, **kwargs):
+        """A prefill server at the address of one that has ended, which the decode server takes for another one."""
+        if not TELLS_RESTARTS[flavour.name]:
+            self.await_losses(address, decode, 1)
+        with start(tp=1, **address, **kwargs) as server:
+            self.await_losses(address, decode, 1)
+            yield server
+
     @staticmethod
-    def await_loss_of(address, decode):
-        """Until both decode ranks know that the prefill server they talked to is no more: two heartbeats, and some."""
+    def await_losses(address, decode, times):
+        """Until both decode ranks have lost that many prefill servers at the address: two heartbeats, and some."""
         said = (
             f"Lost connection with prefill instance (bootstrap_addr: {HOST}:{address['disaggregation_bootstrap_port']})"
         )
         deadline = time.monotonic() + 30
-        while decode.log.read_text(errors="replace").count(said) < 2:
+        while decode.log.read_text(errors="replace").count(said) < 2 * times:
             assert time.monotonic() < deadline, "the decode server still takes the old prefill server for the new one"
             time.sleep(0.2)

@@ -1,9 +1,9 @@
-"""A decode server whose geometry does not fit is rejected; raised, the error would end the bootstrap thread."""
+"""A peer that does not fit is rejected; raised, the error would end a prefill server's bootstrap or a decode server."""
 
-from upstream.edit import after, attempt, before, compares, condition, defines, on, reads, tests
+from upstream.edit import after, attempt, before, calls, compares, condition, defines, on, reads, tests
 
 MESSAGE = """
-[PD] Reject a decode peer that does not fit, not the bootstrap thread
+[PD] Reject a peer that does not fit, and go on with the others
 
 A registration whose DCP sizes or row sizes do not fit raises in the
 prefill server's only bootstrap thread. The thread ends, and with it the
@@ -13,11 +13,17 @@ Record the reason like a state layout mismatch instead: requests of that
 session fail with it, and the thread and all other sessions go on. A
 rejected session may have no metadata, so get_max_transfer_tokens must
 not expect any.
+
+On the decode server, a prefill server with another page size or KV
+layout raises in the scheduler's loop, which ends the server. Fail the
+requests that came through that prefill server with the reason, and
+serve those of others. A later request asks it anew.
 """
 
 CONN = "sglang.srt.disaggregation.mooncake.conn"
+DECODE = "sglang.srt.disaggregation.decode"
 
-EDITS = (
+BOOTSTRAP = (
     on(
         CONN,
         "MooncakeKVManager.start_prefill_thread.bootstrap_thread",
@@ -63,3 +69,47 @@ EDITS = (
         ),
     ),
 )
+
+PREALLOC = (
+    on(
+        DECODE,
+        "DecodePreallocQueue._ensure_prefill_info",
+        before(
+            tests() & calls("try_ensure_parallel_info"),
+            """
+            try:
+                is_ready = self.kv_manager.try_ensure_parallel_info(bootstrap_addr)
+            except RuntimeError as e:
+                # It does not fit this server, and would not on the next attempt.
+                self._reject_prefill(bootstrap_addr, reqs, str(e))
+                continue
+            """,
+        ),
+    ),
+    on(
+        DECODE,
+        "DecodePreallocQueue._ensure_prefill_info",
+        condition(calls("try_ensure_parallel_info"), "is_ready"),
+    ),
+    on(
+        DECODE,
+        "DecodePreallocQueue",
+        before(
+            defines("prefetch_prefill_dp_rank_queries"),
+            '''
+            def _reject_prefill(
+                self, bootstrap_addr: str, reqs: List[DecodeRequest], reason: str
+            ) -> None:
+                """Fail the requests that this prefill server would have served."""
+                logger.error("Rejecting prefill server %s: %s", bootstrap_addr, reason)
+                for decode_req in reqs:
+                    receiver = decode_req.kv_receiver
+                    if receiver is not None:  # still in the queue
+                        receiver.abort()
+                        self.kv_manager.record_failure(receiver.bootstrap_room, reason)
+            ''',
+        ),
+    ),
+)
+
+EDITS = BOOTSTRAP + PREALLOC

@@ -1,10 +1,15 @@
-"""A decode registration that does not fit is rejected; the bootstrap thread goes on."""
+"""A peer that does not fit is rejected; a prefill server and a decode server go on with the others."""
 
 import threading
 import unittest
+from collections import defaultdict
 from types import SimpleNamespace
+from unittest import mock
 
-from sglang.srt.disaggregation.common.conn import CommonKVSender
+from sglang.srt.disaggregation.base import KVPoll
+from sglang.srt.disaggregation.common import conn as common
+from sglang.srt.disaggregation.common.conn import CommonKVReceiver, CommonKVSender
+from sglang.srt.disaggregation.decode import DecodePreallocQueue
 from sglang.srt.disaggregation.mooncake import conn
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -82,6 +87,77 @@ class TestMooncakePeerRejection(unittest.TestCase):
         self.manager.transfer_infos[7] = {"bad": SimpleNamespace(is_dummy=False)}
         sender = SimpleNamespace(kv_mgr=self.manager, bootstrap_room=7)
         self.assertIsNone(CommonKVSender.get_max_transfer_tokens(sender))
+
+
+ANSWER = dict.fromkeys(("attn_tp_size", "attn_cp_size", "dp_size", "pp_size"), 1)
+ANSWER |= {"kv_cache_dtype": "auto", "follow_bootstrap_room": True}
+
+
+class TestDecodeRejectsPrefill(unittest.TestCase):
+    def setUp(self):
+        self.manager = object.__new__(conn.MooncakeKVManager)
+        self.manager.__dict__.update(
+            kv_args=SimpleNamespace(page_size=64),
+            kv_cache_dtype_str="auto",
+            defer_decode_allocation=False,
+            addr_to_rooms_tracker=defaultdict(set),
+            prefill_response_tracker={},
+            request_status={},
+            failure_records={},
+            failure_lock=threading.Lock(),
+            _deferred_ack_targets={},
+            _deferred_ack_poisoned_rooms=set(),
+            _staging_outstanding={},
+            prefill_info_table={"good:1": object()},
+            server_socket=None,
+        )
+        self.queue = object.__new__(DecodePreallocQueue)
+        self.queue.__dict__.update(
+            kv_manager=self.manager,
+            _ensure_last_attempt_time={},
+            _ensure_retry_count={},
+            _ensure_retry_interval=0,
+            _max_ensure_retries=15,
+        )
+
+    def _request(self, address, room):
+        receiver = CommonKVReceiver(self.manager, address, room)
+        return SimpleNamespace(kv_receiver=receiver)
+
+    def _ensure(self, page_size, *requests):
+        answer = SimpleNamespace(
+            status_code=200, json=lambda: {**ANSWER, "page_size": page_size}
+        )
+        waiting = {}
+        for request in requests:
+            waiting.setdefault(request.kv_receiver.bootstrap_addr, []).append(request)
+        with mock.patch.object(common.requests, "get", return_value=answer):
+            return self.queue._ensure_prefill_info(waiting)
+
+    def test_others_are_served_beside_one_that_does_not_fit(self):
+        bad, good = self._request("bad:1", 7), self._request("good:1", 8)
+        ready, remaining = self._ensure(16, bad, good)
+        self.assertEqual((ready, remaining), ({"good:1": [good]}, []))
+        self.assertEqual(self.manager.request_status[7], KVPoll.Failed)
+        self.assertIn("page_size=16", self.manager.failure_records[7])
+        self.assertEqual(self.manager.request_status[8], KVPoll.Bootstrapping)
+
+    def test_it_is_asked_anew(self):
+        self._ensure(16, self._request("bad:1", 7))
+        self.assertNotIn("bad:1", self.manager.prefill_info_table)
+        later = self._request("bad:1", 9)
+        self._ensure(32, later)
+        self.assertIn("page_size=32", self.manager.failure_records[9])
+
+    def test_a_request_that_left_the_queue(self):
+        gone = SimpleNamespace(kv_receiver=None)
+        answer = SimpleNamespace(
+            status_code=200, json=lambda: {**ANSWER, "page_size": 16}
+        )
+        with mock.patch.object(common.requests, "get", return_value=answer):
+            self.assertEqual(
+                self.queue._ensure_prefill_info({"bad:1": [gone]}), ({}, [])
+            )
 
 
 if __name__ == "__main__":
