@@ -178,16 +178,20 @@ class Receiver:
         path.write_bytes(b"")
         os.truncate(path, num_bytes)
         self.memory = np.memmap(path, np.uint8, "r+")
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("receiver.py")), str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.session, address = self.process.stdout.readline().split()
+        self.log = folder / "receiver.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("receiver.py")), str(path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        if not (line := self.process.stdout.readline()):
+            raise self._ended()
+        self.session, address = line.split()
         self.address = int(address)
-        self._used = 0
+        self._used, self.killed = 0, False
 
     def pool(self, layers: int, rows: int, row_bytes: int) -> Pool:
         """A blank pool in this memory; memory runs out, pools are not returned."""
@@ -202,6 +206,26 @@ class Receiver:
         """Forget all pools."""
         self._used = 0
 
-    def close(self) -> None:
+    def kill(self) -> None:
+        """End the process, at once."""
+        self.killed = True
         self.process.kill()
         self.process.communicate()
+
+    def close(self) -> None:
+        """End the process, unless it was killed.
+
+        Raises:
+            RuntimeError: it had ended by itself.
+        """
+        if not self.killed and self.process.poll() is not None:
+            raise self._ended()
+        self.kill()
+
+    def _ended(self) -> RuntimeError:
+        status = self.process.wait()
+        self.process.communicate()
+        last = self.log.read_text(errors="replace")[-2000:]
+        return RuntimeError(
+            f"expected the receiver to live until closed, got exit status {status}; its last words: {last}"
+        )

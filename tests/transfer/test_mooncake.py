@@ -152,8 +152,8 @@ def test_a_decode_server_that_dies_is_noticed_within_a_second(fresh_pair):
     thread.start()
     while sum(engine.calls) < Long.SEGMENTS // 2:  # well into the transfer
         time.sleep(0.001)
-    receiver.process.kill()
     killed = time.monotonic()
+    receiver.kill()
     thread.join(20)
     (status, when), calls = ended[0], len(engine.calls)
     assert status == -1
