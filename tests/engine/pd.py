@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,18 @@ def role(mode: str, **kwargs: Any) -> dict[str, Any]:
         "attention_backend": "flashinfer",
         **kwargs,
     }
+
+
+def assert_pages_come_back(server: EngineSession, seconds: float) -> None:
+    """No page is lost; those of a transfer that failed are held until nothing can write into them any more."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return assert_nothing_lost(server.flush())
+        except AssertionError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1)
 
 
 def completions(server: EngineSession) -> list[Completion]:

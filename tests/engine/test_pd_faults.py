@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from cases import PROMPTS, assert_nothing_lost, assert_same
-from pd import Pair, completions, role
+from cases import PROMPTS, assert_same
+from pd import Pair, assert_pages_come_back, completions, role
 from session import EngineFailed
 
 pytestmark = pytest.mark.slow
@@ -124,26 +124,14 @@ def assert_right(answer, want):
     assert_same({"middle": answer}, {"middle": want.answers["middle"]})
 
 
-def assert_pages_come_back(server):
-    """Pages of a transfer that failed come back when nothing can write into them any more."""
-    deadline = time.monotonic() + HELD + 60
-    while True:
-        try:
-            return assert_nothing_lost(server.flush())
-        except AssertionError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(1)
-
-
 def assert_recovers(pair, want):
     """The fault is over: requests succeed again, and no page is lost on either side."""
     steer(pair)
     seconds, answer = works_again(pair)
     assert_right(answer, want)
     print(f"works again after {seconds:.1f} s")
-    assert_pages_come_back(pair.decode)
-    assert_pages_come_back(pair.prefill)
+    assert_pages_come_back(pair.decode, HELD + 60)
+    assert_pages_come_back(pair.prefill, HELD + 60)
 
 
 def test_an_error_of_the_transfer_engine(pair, want, flavour):
@@ -182,7 +170,7 @@ def test_a_prefill_server_that_is_killed(pair, prefill, want):
     pair.prefill.close()
     other = Pair(prefill(), pair.decode)
     assert_right(works_again(other)[1], want)
-    assert_pages_come_back(pair.decode)
+    assert_pages_come_back(pair.decode, HELD + 60)
 
 
 def test_a_decode_server_that_is_killed(pair, decode, want):
@@ -195,6 +183,6 @@ def test_a_decode_server_that_is_killed(pair, decode, want):
     assert time.monotonic() - began < TRANSFER_TIMEOUT + 30
     pair.decode.close()
     steer(pair)
-    assert_pages_come_back(pair.prefill)
+    assert_pages_come_back(pair.prefill, HELD + 60)
     other = Pair(pair.prefill, decode())
     assert_right(works_again(other)[1], want)
