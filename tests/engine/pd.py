@@ -47,6 +47,11 @@ def assert_pages_come_back(server: EngineSession, seconds: float) -> None:
             time.sleep(1)
 
 
+def said(server: EngineSession) -> str:
+    """Its log."""
+    return server.log.read_text(errors="replace")
+
+
 def completions(server: EngineSession) -> list[Completion]:
     """The answer to the oldest batch that was sent.
 
@@ -110,9 +115,14 @@ class Pair:
         return got
 
     def refusal(self) -> str:
-        """The decode server's answer to a request that it cannot serve from this prefill server."""
+        """The decode server's answer to a request that it cannot serve from this prefill server.
+
+        Where another rank was the first to know, the answer has no reason: it is in the log, which is added then.
+        """
+        before = len(said(self.decode))
         try:
             answer = self.generate([PROMPTS["middle"]])
         except EngineFailed as failure:
-            return str(failure).splitlines()[0]
+            first, *_ = str(failure).splitlines()
+            return f"{first}\n{said(self.decode)[before:]}" if "from another rank" in first else first
         raise AssertionError(f"expected a refusal, got {answer}")

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from cases import PROMPTS, assert_same
-from pd import Pair, assert_pages_come_back, completions, role
+from pd import Pair, assert_pages_come_back, completions, role, said
 from session import EngineFailed
 
 pytestmark = pytest.mark.slow
@@ -113,11 +113,6 @@ def fails(server):
         completions(server)
     assert server.process.poll() is None, failure
     return str(failure.value).splitlines()[0]
-
-
-def said(server):
-    """Its log; the answer names the reason only where the rank that answers was the first to know it."""
-    return server.log.read_text(errors="replace")
 
 
 def assert_right(answer, want):

@@ -9,7 +9,7 @@ import pytest
 
 from cases import PROMPTS, assert_nothing_lost, assert_same, token_list
 from flavours import STOCK
-from pd import HOST, Pair, assert_pages_come_back, role
+from pd import HOST, Pair, assert_pages_come_back, role, said
 
 pytestmark = pytest.mark.slow
 
@@ -154,10 +154,10 @@ class TestOneDecodeServer:
     @staticmethod
     def await_losses(address, decode, times):
         """Until both decode ranks have lost that many prefill servers at the address: two heartbeats, and some."""
-        said = (
+        loss = (
             f"Lost connection with prefill instance (bootstrap_addr: {HOST}:{address['disaggregation_bootstrap_port']})"
         )
         deadline = time.monotonic() + 30
-        while decode.log.read_text(errors="replace").count(said) < 2 * times:
+        while said(decode).count(loss) < 2 * times:
             assert time.monotonic() < deadline, "the decode server still takes the old prefill server for the new one"
             time.sleep(0.2)
