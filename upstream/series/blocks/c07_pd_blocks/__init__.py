@@ -451,4 +451,13 @@ ADMISSION = (
     ),
 )
 
+# The decode server of that test asks for its block size, too.
+PAGES = (
+    (
+        "test/registered/disaggregation/test_mooncake_peer_rejection_unit.py",
+        'kv_cache_dtype_str="auto",\n',
+        'kv_cache_dtype_str="auto",\n            dcp_block_size=1,\n',
+    ),
+)
+
 EDITS = PLAN + AGREEMENT + SEND + ADMISSION
