@@ -11,7 +11,7 @@ from sglang_dcp_block.patches import pd_decode
 class Queue:
     """A decode queue whose manager finds every prefill server it is asked for."""
 
-    def __init__(self, error: str | None = None):
+    def __init__(self, error: Exception | None = None):
         self._ensure_last_attempt_time, self._ensure_retry_count = {}, {}
         self._ensure_retry_interval, self._max_ensure_retries = 0.0, 3
         self.transfer_queue = SimpleNamespace(deferred_kv_release_timeout=40.0)
@@ -19,7 +19,7 @@ class Queue:
 
         def find(address: str) -> bool:
             if error is not None:
-                raise RuntimeError(error)
+                raise error
             table[address] = object()
             return True
 

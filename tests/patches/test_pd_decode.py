@@ -224,8 +224,9 @@ def test_an_answer_is_asked_for_once(bootstrap):
     assert queue.ask(address) == ([address], {}), "known servers cost no round trip; the echo guards against a change"
 
 
-def test_upstreams_own_refusal_costs_the_requests_not_the_scheduler(counted):
-    ready, reasons = Queue(error="Page size mismatch: 16 and 8").ask("1.2.3.4:5")
+@pytest.mark.parametrize("kind", [RuntimeError, AssertionError])  # of pages and types; of PP and CP sizes
+def test_upstreams_own_refusal_costs_the_requests_not_the_scheduler(counted, kind):
+    ready, reasons = Queue(error=kind("Page size mismatch: 16 and 8")).ask("1.2.3.4:5")
     assert ready == []
     assert "Page size mismatch" in reasons["1.2.3.4:5"]
     assert counted == ["decode upstream"]

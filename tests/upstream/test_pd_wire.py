@@ -22,7 +22,7 @@ from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import Capability
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.dcp.transfer import plan_replicated_runs, plan_runs
-from sglang_dcp_block.patches import active, fingerprint, pd_capability, pd_decode, pd_registration
+from sglang_dcp_block.patches import active, fingerprint, pd_capability, pd_decode, pd_echo, pd_registration
 from upstream import commit, edit
 
 MODULES = tuple(f"sglang.srt.disaggregation.{name}" for name in ("common.utils", "common.conn", "mooncake.conn"))
@@ -134,7 +134,7 @@ class TestStatus:
             said = {"bootstrap_room": 7, "status": getattr(KVPoll, status), "failure_reason": reason}
             frames = sender._encode_kv_status_message(**said)
             if of is stock:
-                frames = pd_registration.echo_block_size(frames, sender, **said)
+                frames = pd_echo.echo_block_size(frames, sender, **said)
             return frames
 
         return send

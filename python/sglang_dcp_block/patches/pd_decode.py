@@ -43,7 +43,7 @@ def ask_prefill_first(
         refusal = None
         try:
             ready_here, remaining_here = original(queue, {addr: requests_there})
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:
             refusal = Refusal(Reason.UPSTREAM, str(error))
         else:
             if ready_here and not known:

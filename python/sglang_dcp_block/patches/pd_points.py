@@ -8,6 +8,7 @@ from sglang_dcp_block.patches import (
     mooncake_send,
     pd_capability,
     pd_decode,
+    pd_echo,
     pd_registration,
     pd_release,
     pd_restart,
@@ -64,9 +65,14 @@ REGISTRATION_POINTS: tuple[PatchPoint, ...] = (
         _GUARD_UPSTREAM, pd_registration.guarded_receive,
     ),
     PatchPoint(
+        f"{_COMMON}.CommonKVManager.conclude_transfer", Kind.AROUND,
+        "What is said to the decode server is made after the scheduler may have cleared the room; so it is read before.",
+        _HANDSHAKE_UPSTREAM, pd_echo.read_room_first,
+    ),
+    PatchPoint(
         f"{_COMMON}.CommonKVManager._encode_kv_status_message", Kind.AFTER,
         "Success names the block size that was sent; failure carries the reason of a rejection.",
-        _HANDSHAKE_UPSTREAM, pd_registration.echo_block_size,
+        _HANDSHAKE_UPSTREAM, pd_echo.echo_block_size,
     ),
 )  # fmt: skip
 
@@ -107,7 +113,6 @@ SENDER_POINTS: tuple[PatchPoint, ...] = (
         for target, why in (
             (f"{_MOONCAKE}.MooncakeKVManager.transfer_worker",
              "Fails a request, and a session from its first counted failure on, by the status; dies of exceptions."),
-            (f"{_COMMON}.CommonKVManager.conclude_transfer", "Tells the decode server the first recorded reason."),
             (f"{_COMMON}.CommonKVManager.get_mla_kv_ptrs_with_pp", "Pairs the buffers of both sides."),
             ("sglang.srt.disaggregation.utils.resolve_dcp_dst_entry_indices", "Pairs the buffers by layer id."),
             ("sglang.srt.disaggregation.common.dcp_pack.dcp_pack_buffer_bytes", "Sizes the buffers that are not needed."),

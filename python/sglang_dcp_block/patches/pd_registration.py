@@ -104,27 +104,6 @@ def guarded_receive(
     return guarded
 
 
-def echo_block_size(
-    result: list[bytes], manager: Any, *, bootstrap_room: int, status: Any, failure_reason: str | None
-) -> list[bytes]:
-    """AFTER ``CommonKVManager._encode_kv_status_message``: say what was sent, and why a session was rejected.
-
-    Frames: room, status, rank, reason (read by every SGLang where it is there), block size (read by the plugin).
-    """
-    sessions = manager.transfer_infos.get(bootstrap_room, {})
-    sizes = {
-        getattr(manager.decode_kv_args_table.get(session), "dcp_block_size", 1)
-        for session, info in sessions.items()
-        if not info.is_dummy
-    }
-    rejected = any(session in manager.state_layout_rejections for session in sessions)
-    if sizes <= {1} and not rejected:
-        return result
-    reason = (failure_reason or "").encode()
-    frames = [*result[:3], result[3] if len(result) > 3 else reason]
-    return frames + [handshake.tagged(size) for size in sizes if size > 1]
-
-
 def _mark(refusal: Refusal) -> bool:
     """Note ``refusal`` for the registration that this thread is reading; False if it reads none."""
     info = peer.current_registration()
