@@ -9,7 +9,11 @@ import pytest
 from error_texts import all_quotes, exists, met_by_operators, quoted, quotes, texts
 
 # Of SGLang and Python, not ours; or words in a cell that are no error.
-FOREIGN = ("error: unrecognized arguments: ", "unexpected keyword argument ")
+FOREIGN = (
+    "error: unrecognized arguments: ",
+    "unexpected keyword argument ",
+    "Failed due to an unknown reason from another rank",
+)
 
 
 @functools.cache

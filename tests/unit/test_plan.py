@@ -108,6 +108,27 @@ class TestAdvice:
         blocks = [plan(inputs(requests=f"{tokens}:1")).advice.block_size for tokens in (32_000, 600, 30)]
         assert blocks == [64, 16, 4]
 
+    def test_blocks_that_are_packed_are_not_grouped(self):
+        """Short ones go through SGLang's pack buffer, whatever the order of pages is."""
+        made = plan(inputs(shape=replace(preset("deepseek-v3"), element_bytes=1), page_size=16))
+        assert (made.advice.block_size, made.advice.sent, made.advice.group_pages) == (16, "blocks_packed", None)
+
+    def test_where_nothing_fits_balance_is_not_given_up(self):
+        made = plan(inputs(requests="20+5:100"))
+        assert made.advice.block_size == 1
+        assert made.advice.warnings
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"block_size": 1}, "The block was given."),
+            ({"page_size": 1}, "A page of one token has no longer block."),
+            ({"requests": "20+5:100"}, "these requests are too short"),
+        ],
+    )
+    def test_why_it_says_no_blocks(self, changes, reason):
+        assert reason in plan(inputs(**changes)).advice.reasons[0]
+
     def test_limits_are_kept_where_anything_keeps_them(self):
         made = plan(inputs(requests="700:1", page_size=64, max_imbalance=1.02, max_rounding=1))
         taken = (made.advice.page_size, made.advice.block_size)

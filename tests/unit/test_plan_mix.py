@@ -35,6 +35,13 @@ def test_published_traces(tmp_path, prompt, output):
         assert read(str(tmp_path / name)).requests == (Lengths(12, 3, 1), Lengths(6758, 500, 2))
 
 
+def test_a_trace_from_a_spreadsheet(tmp_path):
+    """With a byte order mark, and a space after each comma."""
+    file = tmp_path / "t.csv"
+    file.write_text("\ufeffContextTokens, GeneratedTokens\n100, 20\n", encoding="utf-8")
+    assert read(str(file)).requests == (Lengths(100, 20, 1),)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -132,10 +132,9 @@ class TestStatus:
             peer = SimpleNamespace(dst_dcp_block_size=block_size, dcp_block_size=block_size)
             sender = manager(of, decode_kv_args_table={"s": peer})
             said = {"bootstrap_room": 7, "status": getattr(KVPoll, status), "failure_reason": reason}
-            frames = sender._encode_kv_status_message(**said)
             if of is stock:
-                frames = pd_echo.echo_block_size(frames, sender, **said)
-            return frames
+                return pd_echo.echo_block_size(sender._encode_kv_status_message(**said), sender, **said)
+            return sender._encode_kv_status_message(**said, dcp_block_size=sender.room_dcp_block_size(7))
 
         return send
 

@@ -51,12 +51,17 @@ def candidates(inputs: Inputs) -> list[Candidate]:
         for block in [inputs.block_size] if inputs.block_size else divisors(page):
             even = balance(inputs.mix, DcpLayout(inputs.dcp_size, block)).imbalance
             against = [line.partition(":")[0] for line in refused(inputs, page, block)]
-            if even > inputs.max_imbalance and block > 1:
-                against.append(f"fullest rank {even:.2f} times the mean, more than {inputs.max_imbalance:g}")
+            if _is_too_uneven(inputs, block, even):
+                against.append(f"fullest rank {even:.3f} times the mean, more than {inputs.max_imbalance:g}")
             if lost > inputs.max_rounding:
                 against.append(f"{lost:.0%} of what is allocated holds nothing, more than {inputs.max_rounding:.0%}")
             found.append(Candidate(page, block, even, lost, tuple(against)))
     return sorted(found, key=lambda one: (-one.block_size, one.page_size))
+
+
+def _is_too_uneven(inputs: Inputs, block_size: int, imbalance: float) -> bool:
+    """Token round-robin never is: it is what there is without this plugin."""
+    return block_size > 1 and imbalance > inputs.max_imbalance
 
 
 def choose(inputs: Inputs, looked_at: list[Candidate]) -> tuple[Candidate, str | None]:
@@ -64,7 +69,10 @@ def choose(inputs: Inputs, looked_at: list[Candidate]) -> tuple[Candidate, str |
     if fitting := [one for one in looked_at if not one.against]:
         return fitting[0], None
     startable = [one for one in looked_at if not refused(inputs, one.page_size, one.block_size)]
-    least = min(startable, key=lambda one: (one.share_lost, one.imbalance > inputs.max_imbalance, -one.block_size))
+    least = min(
+        startable,
+        key=lambda one: (one.share_lost, _is_too_uneven(inputs, one.block_size, one.imbalance), -one.block_size),
+    )
     return least, f"no choice is within the limits; against this one: {'; '.join(least.against)}."
 
 
@@ -79,14 +87,14 @@ def advise(inputs: Inputs, looked_at: list[Candidate], no_transfers: list[str]) 
     chosen, warning = choose(inputs, looked_at)
     page, block = chosen.page_size, chosen.block_size
     if block == 1:
-        nothing_fits = "No longer block keeps the fullest rank within the limit: these requests are too short."
-        return _flags(inputs, page, 1, None, "tokens_packed", [nothing_fits], [warning] if warning else [])
+        return _flags(inputs, page, 1, None, "tokens_packed", [_why_tokens(inputs, page)], [warning] if warning else [])
     ways = {one.name: one for one in sendings(inputs, page, block)}
-    group = inputs.dcp_size if block == page else None
+    # Pages of one rank lie together for segments as they lie; what is packed is one segment anyway.
+    group = inputs.dcp_size if block == page and goes_direct(inputs, block) else None
     sent = "blocks_grouped" if group else "blocks" if goes_direct(inputs, block) else "blocks_packed"
     reasons = [
         *_balance_reasons(inputs, looked_at, chosen),
-        *_page_reasons(inputs, chosen),
+        *_page_reasons(inputs, chosen, group),
         *_sending_reasons(inputs, ways, sent, block),
     ]
     warnings = [warning] if warning else []
@@ -118,10 +126,18 @@ def _balance_reasons(inputs: Inputs, looked_at: list[Candidate], chosen: Candida
     return [f"{text}; the longest block that was looked at."]
 
 
-def _page_reasons(inputs: Inputs, chosen: Candidate) -> list[str]:
+def _why_tokens(inputs: Inputs, page: int) -> str:
+    if inputs.block_size:
+        return "The block was given."
+    if page == 1:
+        return "A page of one token has no longer block."
+    return "No longer block keeps the fullest rank within the limit: these requests are too short."
+
+
+def _page_reasons(inputs: Inputs, chosen: Candidate, group: int | None) -> list[str]:
     page, virtual = chosen.page_size, chosen.page_size * inputs.dcp_size
     text = f"Pages of {page}: requests take virtual pages of {virtual} tokens; {chosen.share_lost:.1%} of those hold nothing"
-    if page == chosen.block_size:
+    if group:
         return [f"{text}. A block is a page, so pages of one rank can lie together ({GROUP_FLAG})."]
     return [f"{text}."]
 

@@ -118,8 +118,9 @@ def trace(file: Path) -> Mix:
         MixError: it cannot be read, names no lengths, or holds something that is none.
     """
     try:
-        text = file.read_text(encoding="utf-8")
-        records = _json_lines(file, text) if file.suffix == ".jsonl" else csv.DictReader(text.splitlines())
+        text = file.read_text(encoding="utf-8-sig")  # spreadsheets put a byte order mark first
+        is_json = file.suffix == ".jsonl"
+        records = _json_lines(file, text) if is_json else csv.DictReader(text.splitlines(), skipinitialspace=True)
         counts = Counter(_lengths(record, f"{file}: request {i}") for i, record in enumerate(records, 1))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise MixError(f"{file}: expected a readable trace, got: {error}") from error

@@ -9,7 +9,6 @@ from upstream.edit import (
     after,
     assigns,
     before,
-    body,
     comment,
     defines,
     docstring,
@@ -31,9 +30,9 @@ caching, since a prefix need not end at a cycle. Decode's index stream
 and all lengths go by the interleave size. MLA pools take the localized
 loc of the plan, as under the unified pool.
 
-FlashInfer's decode now makes rows without KV on this rank neutral, as
-the other two backends do: it left them as the allocator gave them, and
-the a2a merge multiplies NaN by a weight of zero.
+With blocks, FlashInfer's decode makes rows without KV on this rank
+neutral, as the other two backends do: short requests have such rows on
+the last ranks, and the a2a merge would multiply NaN by a weight of zero.
 
 The CuTe DSL kernel masks row i by the position i * cp_world + cp_rank,
 which is not that of a block's row. A single query token sees every row
@@ -66,29 +65,43 @@ EDITS = (
     ),
     on(
         _LAYOUT,
+        "",
+        before(
+            defines("filter_dcp_local_chunk_kv_indices"),
+            '''
+            def _filter_dcp_blocks(
+                kv_indices: torch.Tensor,
+                chunk_starts_cpu: torch.Tensor,
+                chunk_seq_lens_cpu: torch.Tensor,
+            ) -> torch.Tensor:
+                """This rank's blocks of each request's chunk, which may start and end inside one.
+
+                The selection is made of lengths on the host, so its size is known there.
+                """
+                parallel = get_parallel()
+                layout = (parallel.dcp_size, parallel.dcp_rank)
+                interleave_size = parallel.dcp_interleave_size
+                starts, lens = chunk_starts_cpu.long(), chunk_seq_lens_cpu.long()
+                firsts = get_dcp_lens(starts, *layout, interleave_size=interleave_size)
+                counts = get_dcp_lens(lens, *layout, starts, interleave_size)
+                requests = torch.repeat_interleave(counts)
+                local = torch.arange(len(requests)) + (firsts - counts.cumsum(0) + counts)[requests]
+                positions = get_dcp_positions(local, *layout, interleave_size)
+                selected = positions + (lens.cumsum(0) - lens - starts)[requests]
+                return kv_indices[selected.to(kv_indices.device)]
+            ''',
+        ),
+    ),
+    on(
+        _LAYOUT,
         "filter_dcp_local_chunk_kv_indices",
-        body(
-            '''
-            """Keep this rank's share of each request's chunk, still WIDENED.
-
-            Chunks start and end anywhere in their requests. The selection is made of
-            lengths on the host, so its size is known without a sync.
+        before(
+            assigns("dcp_size"),
             """
-            parallel = get_parallel()
-            if not parallel.dcp_enabled:
-                return kv_indices
+            if parallel.dcp_interleave_size > 1:
+                return _filter_dcp_blocks(kv_indices, chunk_starts_cpu, chunk_seq_lens_cpu)
 
-            layout = (parallel.dcp_size, parallel.dcp_rank)
-            interleave_size = parallel.dcp_interleave_size
-            starts, lens = chunk_starts_cpu.long(), chunk_seq_lens_cpu.long()
-            firsts = get_dcp_lens(starts, *layout, interleave_size=interleave_size)
-            counts = get_dcp_lens(lens, *layout, starts, interleave_size)
-            requests = torch.repeat_interleave(counts)
-            local = torch.arange(len(requests)) + (firsts - counts.cumsum(0) + counts)[requests]
-            positions = get_dcp_positions(local, *layout, interleave_size)
-            selected = positions + (lens.cumsum(0) - lens - starts)[requests]
-            return kv_indices[selected.to(kv_indices.device, non_blocking=True)]
-            '''
+            """,
         ),
     ),
     on(
@@ -99,17 +112,29 @@ EDITS = (
     on(
         _PLANNER,
         "prepare_decode_context_parallel_metadata",
+        before(
+            assigns("translator"),
+            """
+            if parallel.dcp_interleave_size > 1:
+                prefix_lens_cpu = torch.as_tensor(extend_prefix_lens_cpu)
+                dcp_widened_prefix = filter_dcp_local_chunk_kv_indices(
+                    dcp_prefix_kv_indices, torch.zeros_like(prefix_lens_cpu), prefix_lens_cpu
+                )
+            else:
+                # Whole cycles (the allocator's page is widened), so no nonzero().
+                dcp_widened_prefix = dcp_prefix_kv_indices[
+                    parallel.dcp_rank :: parallel.dcp_size
+                ]
+            """,
+        ),
+    ),
+    on(
+        _PLANNER,
+        "prepare_decode_context_parallel_metadata",
         comment(assigns("translator"), "`get_mla_kv_buffer` reads rows, so this rank's ids are translated here."),
         substitute(
             assigns("dcp_local_prefix_kv_indices"),
-            """
-            prefix_lens_cpu = torch.as_tensor(extend_prefix_lens_cpu)
-            dcp_local_prefix_kv_indices = translator.translate_dcp_read_ids(
-                filter_dcp_local_chunk_kv_indices(
-                    dcp_prefix_kv_indices, torch.zeros_like(prefix_lens_cpu), prefix_lens_cpu
-                )
-            )
-            """,
+            "dcp_local_prefix_kv_indices = translator.translate_dcp_read_ids(dcp_widened_prefix)",
         ),
     ),
     on(
@@ -249,11 +274,13 @@ EDITS = (
         before(
             assigns("out") & reads("view"),
             """
-            # The wrapper does not write rows of requests without KV on this rank.
-            kv_indptr = self.indices_updater_decode.kv_indptr[: out.shape[0] + 1]
-            fixup_zero_kv_rows(
-                out, lse, kv_indptr.diff(), self.q_indptr_decode[: len(kv_indptr)], 1
-            )
+            if get_parallel().dcp_interleave_size > 1:
+                # Short requests have no KV on the last ranks; nothing is known of rows
+                # that the wrapper had nothing to attend to.
+                kv_indptr = self.indices_updater_decode.kv_indptr[: out.shape[0] + 1]
+                fixup_zero_kv_rows(
+                    out, lse, kv_indptr.diff(), self.q_indptr_decode[: len(kv_indptr)], 1
+                )
             """,
         ),
     ),

@@ -14,8 +14,8 @@ session fail with it, and the thread and all other sessions go on. A
 rejected session may have no metadata, so get_max_transfer_tokens must
 not expect any.
 
-On the decode server, a prefill server with another page size or KV
-layout raises in the scheduler's loop, which ends the server. Fail the
+On the decode server, a prefill server with another page size, KV layout
+or PP size raises in the scheduler's loop, which ends the server. Fail the
 requests that came through that prefill server with the reason, and
 serve those of others. A later request asks it anew.
 """
@@ -43,7 +43,7 @@ BOOTSTRAP = (
             '''
             def _reject_peer(self, mooncake_session_id: str, reason: str) -> None:
                 """Fail this session's requests with `reason`, until it registers again."""
-                logger.error("Rejecting decode session %s: %s", mooncake_session_id, reason)
+                logger.exception("Rejecting decode session %s: %s", mooncake_session_id, reason)
                 with self.session_lock:
                     self._unblacklist_session(mooncake_session_id)
                     self.state_strides_validated.discard(mooncake_session_id)
@@ -79,8 +79,9 @@ PREALLOC = (
             """
             try:
                 is_ready = self.kv_manager.try_ensure_parallel_info(bootstrap_addr)
-            except RuntimeError as e:
+            except (RuntimeError, AssertionError) as e:
                 # It does not fit this server, and would not on the next attempt.
+                self._ensure_retry_count.pop(bootstrap_addr, None)
                 self._reject_prefill(bootstrap_addr, reqs, str(e))
                 continue
             """,
@@ -104,7 +105,8 @@ PREALLOC = (
                 logger.error("Rejecting prefill server %s: %s", bootstrap_addr, reason)
                 for decode_req in reqs:
                     receiver = decode_req.kv_receiver
-                    if receiver is not None:  # still in the queue
+                    # None: taken out of the queue. Failed: it has its reason.
+                    if receiver is not None and receiver.conclude_state != KVPoll.Failed:
                         receiver.abort()
                         self.kv_manager.record_failure(receiver.bootstrap_room, reason)
             ''',

@@ -246,22 +246,12 @@ AGREEMENT = (
         before(
             defines("start_decode_thread"),
             '''
-            def _encode_kv_status_message(
-                self, *, bootstrap_room: int, status: KVPoll, failure_reason: Optional[str]
-            ) -> List[bytes]:
-                """To a decode server with DCP blocks: with the reason, and their size."""
-                parts = super()._encode_kv_status_message(
-                    bootstrap_room=bootstrap_room,
-                    status=status,
-                    failure_reason=failure_reason,
-                )
+            def room_dcp_block_size(self, bootstrap_room: int) -> int:
                 for session in list(self.transfer_infos.get(bootstrap_room, {})):
                     peer = self.decode_kv_args_table.get(session)
                     if peer is not None and peer.dst_dcp_block_size > 1:
-                        reason = (failure_reason or "").encode("utf-8")
-                        block_size = dcp_block_size_frames(peer.dst_dcp_block_size)
-                        return [*parts, reason, *block_size]
-                return parts
+                        return peer.dst_dcp_block_size
+                return 1
 
             def parse_kv_status_message(
                 self, msg: List[bytes]
@@ -282,6 +272,55 @@ AGREEMENT = (
             ''',
         ),
     ),
+)
+
+STATUS = (
+    on(
+        COMMON,
+        "CommonKVManager",
+        before(
+            defines("_encode_kv_status_message"),
+            '''
+            def room_dcp_block_size(self, bootstrap_room: int) -> int:
+                """Tokens of a block on the decode server of a room; 1 without blocks."""
+                return 1
+            ''',
+        ),
+    ),
+    on(
+        COMMON,
+        "CommonKVManager._encode_kv_status_message",
+        add_parameter("dcp_block_size: int = 1"),
+        before(
+            tests() & reads("kv_status_msg_tag"),
+            """
+            if dcp_block_size > 1:
+                # With the reason, and their size, to a decode server with DCP blocks.
+                if not self.kv_status_msg_carries_reason:
+                    parts.append((failure_reason or "").encode("utf-8"))
+                parts += dcp_block_size_frames(dcp_block_size)
+            """,
+        ),
+    ),
+    on(
+        COMMON,
+        "CommonKVManager.send_kv_status_message",
+        add_parameter("dcp_block_size: int = 1"),
+        add_argument("self._encode_kv_status_message", "dcp_block_size=dcp_block_size"),
+    ),
+    on(
+        COMMON,
+        "CommonKVManager.conclude_transfer",
+        before(
+            calls("self.update_status"),
+            """
+            # Read first: once the status is published, the sender may clear the room.
+            dcp_block_size = self.room_dcp_block_size(bootstrap_room)
+            """,
+        ),
+        add_argument("self.send_kv_status_message", "dcp_block_size=dcp_block_size"),
+    ),
+    on(COMMON, "", add_import(UTILS, "dcp_block_size_frames")),
 )
 
 SEND = (
@@ -435,6 +474,16 @@ ADMISSION = (
     on(
         "sglang.srt.arg_groups.dcp_block_hook",
         "validate_dcp_block_size",
+        before(
+            assigns("model_config"),
+            """
+            if cfg.disaggregation_mode == "decode" and not use_mla_backend(server_args):
+                raise ValueError(
+                    "--dcp-block-size > 1 requires an MLA model on a decode server of PD "
+                    "disaggregation."
+                )
+            """,
+        ),
         exchange(
             "the key of disaggregation",
             m.SimpleString('"--disaggregation-mode"'),
@@ -460,4 +509,4 @@ PAGES = (
     ),
 )
 
-EDITS = PLAN + AGREEMENT + SEND + ADMISSION
+EDITS = PLAN + AGREEMENT + STATUS + SEND + ADMISSION

@@ -32,7 +32,8 @@ is the one MLA path of DCP that needs Triton alone, with and without
 --dcp-block-size.
 
 An FP8 KV cache is refused: neither the write nor the gathered prefix
-knows the scales of a layer.
+knows the scales of a layer. Layers of FP8 checkpoints carry scales with
+any cache; without an FP8 one, rows are written and read without them.
 """
 
 _TRITON = "sglang.srt.layers.attention.triton_backend"
@@ -113,6 +114,15 @@ EDITS = (
         _TRITON,
         "TritonAttnBackend.forward_decode",
         condition(reads("use_mla"), "self.use_mla and self.dcp_size == 1"),
+        # The write has dropped the scale, so the read must not apply it.
+        condition(
+            reads("layer", "k_scale", "v_scale"),
+            """(
+            layer.k_scale is not None
+            and layer.v_scale is not None
+            and not (self.use_mla and self.dcp_size > 1)
+            )""",
+        ),
         guard(
             assigns("q_for_decode") & calls("all_gather"), "not self.use_mla", "MLA models gather the query themselves."
         ),
@@ -129,6 +139,11 @@ EDITS = (
     on(
         _TRITON,
         "TritonAttnBackend.forward_extend",
+        exchange(
+            "the test for a layer without scales",
+            m.Comparison(m.Attribute(m.Name("layer"), m.Name("k_scale")), [m.ComparisonTarget(m.Is(), m.Name("None"))]),
+            "(layer.k_scale is None or (self.use_mla and self.dcp_size > 1))",
+        ),
         before(
             returns() & calls("_forward_extend_dcp"),
             """

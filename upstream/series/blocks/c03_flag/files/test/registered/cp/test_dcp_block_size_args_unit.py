@@ -12,7 +12,8 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=10, suite="base-a-test-cpu")
 
-PLATFORM = SimpleNamespace(is_hip=False, is_npu=False, is_xpu=False)
+OTHERS = dict.fromkeys(("is_hip", "is_npu", "is_xpu", "is_musa"), False)
+PLATFORM = SimpleNamespace(**OTHERS)
 CONFIG = SimpleNamespace(
     dcp_block_size=16,
     dcp_size=4,
@@ -79,10 +80,11 @@ class TestDcpBlockSizeArgs(unittest.TestCase):
                 self._validate(**changes)
 
     def test_other_platforms_keep_their_own_layout(self):
-        npu = SimpleNamespace(is_hip=False, is_npu=True, is_xpu=False)
-        self._validate(platform=npu, dcp_block_size=None)
-        with self.assertRaisesRegex(ValueError, "CUDA only"):
-            self._validate(platform=npu)
+        for name in OTHERS:
+            other = SimpleNamespace(**{**OTHERS, name: True})
+            self._validate(platform=other, dcp_block_size=None)
+            with self.subTest(name), self.assertRaisesRegex(ValueError, "CUDA only"):
+                self._validate(platform=other)
 
     def test_page_size_follows(self):
         view = SimpleNamespace(page_size=None, dcp_block_size=16)

@@ -149,6 +149,24 @@ class TestDecodeRejectsPrefill(unittest.TestCase):
         self._ensure(32, later)
         self.assertIn("page_size=32", self.manager.failure_records[9])
 
+    def test_what_is_asserted_is_a_rejection_too(self):
+        with mock.patch.object(
+            self.manager, "try_ensure_parallel_info", side_effect=AssertionError("pp")
+        ):
+            self._ensure(64, self._request("bad:1", 7))
+        self.assertEqual(self.manager.failure_records[7], "pp")
+
+    def test_a_request_that_has_failed_keeps_its_reason(self):
+        request = self._request("bad:1", 7)
+        request.kv_receiver.abort()
+        self._ensure(16, request)
+        self.assertIn("AbortReq", self.manager.failure_records[7])
+
+    def test_attempts_are_counted_anew(self):
+        self.queue._ensure_retry_count["bad:1"] = 14
+        self._ensure(16, self._request("bad:1", 7))
+        self.assertEqual(self.queue._ensure_retry_count, {})
+
     def test_a_request_that_left_the_queue(self):
         gone = SimpleNamespace(kv_receiver=None)
         answer = SimpleNamespace(

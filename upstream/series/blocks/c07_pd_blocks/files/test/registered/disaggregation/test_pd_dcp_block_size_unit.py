@@ -158,8 +158,8 @@ def _manager(block_size=1, dcp_size=1, page=16, item_lens=(16 * 1152,), **more):
         decode_kv_args_table={},
         _dcp_pack_max_tokens=None,
         max_transfer_batch_indices=0,
-        **more,
     )
+    manager.__dict__.update(more)
     return manager
 
 
@@ -191,15 +191,33 @@ class TestRegistration(unittest.TestCase):
             self.assertIn(f"prefill=4, decode={block_size}", verdict)
 
 
+def _conclude(manager, status, reason=None):
+    """What the decode server of room 7 is sent."""
+    sent = []
+    manager.__dict__.update(
+        attn_tp_rank=3,
+        pp_size=1,
+        pp_rank=0,
+        attn_cp_size=1,
+        attn_cp_rank=0,
+        deferred_bootstrap=None,
+        request_status={7: KVPoll.Transferring},
+        failure_records={},
+        failure_lock=threading.Lock(),
+        _send_multipart_locked=lambda url, parts, is_ipv6: sent.append(parts),
+    )
+    target = SimpleNamespace(is_dummy=False, endpoint="127.0.0.1", dst_port=5)
+    manager.transfer_infos[7] = {"one": target}
+    manager.conclude_transfer(bootstrap_room=7, status=status, failure_reason=reason)
+    (message,) = sent
+    return message
+
+
 class TestStatusMessage(unittest.TestCase):
     def _sent(self, block_size, status, reason=None):
         manager = _manager()
-        manager._prefill_unique_rank = lambda: 3
-        manager.transfer_infos[7] = {"one": None}
         manager.decode_kv_args_table["one"] = _peer(block_size)
-        return manager._encode_kv_status_message(
-            bootstrap_room=7, status=status, failure_reason=reason
-        )
+        return _conclude(manager, status, reason)
 
     def test_a_decode_server_without_blocks_gets_what_it_got(self):
         self.assertEqual(len(self._sent(1, KVPoll.Success)), 3)
@@ -213,13 +231,19 @@ class TestStatusMessage(unittest.TestCase):
             self.assertEqual(got[:3], (7, int(KVPoll.Failed), 3))
             self.assertIn("expected 8", got[3])
 
+    def test_also_where_the_room_is_cleared_meanwhile(self):
+        manager = _manager()
+        manager.decode_kv_args_table["one"] = _peer(8)
+        manager.update_status = lambda room, status: manager.transfer_infos.pop(room)
+        message = _conclude(manager, KVPoll.Success)
+        self.assertEqual(dcp_block_size_of(message, 4), 8)
+
     def test_failure_comes_with_its_reason(self):
         message = self._sent(8, KVPoll.Failed, "full")
         self.assertEqual(
             _manager(8).parse_kv_status_message(message),
             (7, int(KVPoll.Failed), 3, "full"),
         )
-
 
     def test_a_rejected_session_hears_why(self):
         manager = _manager(
@@ -247,12 +271,78 @@ class TestStatusMessage(unittest.TestCase):
         manager.start_prefill_thread()
         manager._worker_threads[0].join(10)
         self.assertIn("1 -> 2", manager.state_layout_rejections["one"])
-        manager._prefill_unique_rank = lambda: 3
-        manager.transfer_infos[7] = {"one": None}
-        message = manager._encode_kv_status_message(
-            bootstrap_room=7, status=KVPoll.Failed, failure_reason="1 -> 2"
-        )
+        message = _conclude(manager, KVPoll.Failed, "1 -> 2")
         self.assertEqual(_manager(8).parse_kv_status_message(message)[3], "1 -> 2")
+
+
+class TestRegistrationFrame(unittest.TestCase):
+    def _registered(self, block_size):
+        """What a prefill server reads of this decode server's registration."""
+        manager = _manager(block_size, dcp_size=2)
+        manager.__dict__.update(
+            local_ip="127.0.0.1",
+            rank_port=5,
+            enable_staging=False,
+            get_session_id=lambda: "one",
+        )
+        manager.kv_args.__dict__.update(
+            kv_data_ptrs=[64],
+            aux_data_ptrs=[],
+            state_data_ptrs=[],
+            state_item_lens=[],
+            state_layer_ids=[],
+            kv_layer_ids=[],
+            engine_rank=0,
+        )
+        frames = manager.build_receiver_registration_message()
+        return conn.KVArgsRegisterInfo.from_zmq(frames), len(frames)
+
+    def test_the_block_size_arrives(self):
+        stock, num_frames = self._registered(1)
+        blocks, num_frames_with_blocks = self._registered(8)
+        self.assertEqual(stock.dst_dcp_block_size, 1)
+        self.assertEqual(blocks.dst_dcp_block_size, 8)
+        self.assertEqual(num_frames_with_blocks, num_frames + 1)
+
+
+class TestSend(unittest.TestCase):
+    ROW, PAGE = 4, 8
+
+    def _segments(self, block_size, **more):
+        """Segments of each call for rank 1 of 2: four pages here, two there, one layer."""
+        manager = _manager(page=self.PAGE, item_lens=[self.ROW * self.PAGE], **more)
+        manager.kv_args.__dict__.update(kv_data_ptrs=[1000], kv_layer_ids=[])
+        manager.__dict__.update(enable_custom_mem_pool=False, is_mla_backend=True)
+        manager.get_mla_kv_ptrs_with_pp = lambda src, dst: (src, dst, len(src))
+        calls = []
+        manager._transfer_data = lambda session, blocks: calls.append(blocks) or 0
+        status = manager.send_kvcache_dcp(
+            "one",
+            np.arange(4),
+            [5000],
+            np.arange(2),
+            dcp_token_item_lens=[self.ROW],
+            dst_dcp_size=2,
+            dst_dcp_rank=1,
+            src_page_offset=0,
+            decode_prefix_len=0,
+            num_kv_tokens=4 * self.PAGE,
+            executor=None,
+            dst_layer_ids=[],
+            dst_dcp_block_size=block_size,
+        )
+        self.assertEqual(status, 0)
+        return calls
+
+    def test_a_block_is_one_segment(self):
+        (blocks,) = self._segments(8)
+        self.assertEqual(blocks, [(1032, 5000, 32), (1096, 5032, 32)])
+        (tokens,) = self._segments(1)
+        self.assertEqual(len(tokens), 16)
+
+    def test_in_batches_where_a_limit_is_set(self):
+        calls = self._segments(1, max_transfer_batch_indices=6)
+        self.assertEqual([len(call) for call in calls], [6, 6, 4])
 
 
 class TestPacking(unittest.TestCase):

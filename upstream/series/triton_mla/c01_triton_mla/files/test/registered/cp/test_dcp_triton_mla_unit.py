@@ -9,6 +9,7 @@ import torch
 from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.layers.attention import triton_backend
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.models.deepseek_common.attention_forward_methods.forward_mla import (
     is_mla_dcp_lse_base_on_e,
 )
@@ -37,6 +38,37 @@ class TestDcpTritonMla(unittest.TestCase):
         ((_, loc, latent, rope),) = written
         self.assertEqual(loc, "loc")
         self.assertTrue(torch.equal(torch.cat([latent, rope], -1), k))
+
+    def test_extend_of_an_fp8_checkpoint_takes_it_too(self):
+        # Its layers carry scales with any KV cache.
+        written = []
+        backend = SimpleNamespace(
+            use_mla=True,
+            dcp_size=2,
+            forward_metadata=SimpleNamespace(swa_out_cache_loc=None),
+            _can_run_dense_fp8_chunked_mha=lambda *args: False,
+            _set_kv_buffer=lambda *args: written.append(args[3:]),
+            _forward_extend_dcp_mla=lambda *args: "out",
+        )
+        scales = dict.fromkeys(("k_scale", "v_scale"), torch.tensor(2.0))
+        layer = RadixAttention(HEADS, LATENT + ROPE, 1.0, 1, 0, v_head_dim=LATENT)
+        layer.__dict__.update(scales)
+        forward_batch = SimpleNamespace(
+            out_cache_loc=torch.arange(2),
+            out_cache_loc_is_physical=True,
+            swa_out_cache_loc=None,
+            mha_one_shot=False,
+            kv_loc_plan=None,
+        )
+        k = torch.randn(2, 1, LATENT + ROPE)
+        q = torch.randn(2, HEADS * (LATENT + ROPE))
+        out = TritonAttnBackend.forward_extend(
+            backend, q, k, k[..., :LATENT], layer, forward_batch
+        )
+        self.assertEqual(out, "out")
+        ((key, value),) = written
+        self.assertIs(key, k)
+        self.assertTrue(torch.equal(value, k[..., :LATENT]))
 
     def test_extend_reads_the_gathered_prefix(self):
         torch.manual_seed(0)

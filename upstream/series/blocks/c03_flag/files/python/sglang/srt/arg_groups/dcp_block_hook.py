@@ -32,7 +32,8 @@ def validate_dcp_block_size(server_args: Any) -> None:
     if cfg.dcp_size == 1:
         raise ValueError("--dcp-block-size requires --dcp-size > 1.")
     platform = get_platform()
-    if platform.is_hip or platform.is_npu or platform.is_xpu:
+    others = (platform.is_hip, platform.is_npu, platform.is_xpu, platform.is_musa)
+    if any(others):
         raise ValueError("--dcp-block-size is supported on CUDA only.")
     if block_size == 1:
         return
