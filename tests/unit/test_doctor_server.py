@@ -62,6 +62,9 @@ CAPABILITY = {
 }
 
 
+ZERO = b'sglang:dcp_block_refusals_total{reason="layout",side="decode"} 0.0\n'
+
+
 def send(body: bytes | object, status: int = 200, **headers: str) -> Answer:
     """An answer with a body, as JSON unless it is bytes."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -260,7 +263,7 @@ class TestHostileAnswers:
 
 class TestGoodAnswers:
     def test_a_server_with_blocks(self, sglang: Callable[..., Fake]) -> None:
-        found = looked_at(sglang({**DECODE, "enable_metrics": True}, metrics=send(b"")))
+        found = looked_at(sglang({**DECODE, "enable_metrics": True}, metrics=send(ZERO)))
         assert {finding.level for finding in found.findings} == {Level.OK}
         assert "blocks of 16 tokens over 2 ranks, pages of 16; 1,024 rows a rank" in found.findings[1].got
         assert found.mode == "decode"
@@ -291,8 +294,15 @@ class TestGoodAnswers:
         assert found.findings[-1].got == "refused (decode layout): 3, failed transfers (transport): 4"
         off = looked_at(sglang(DECODE))
         assert (off.findings[-1].level, off.findings[-1].got) == (Level.NOTE, "off")
-        quiet = looked_at(sglang({**DECODE, "enable_metrics": True}, metrics=send(b"other 1\n")))
+        quiet = looked_at(sglang({**DECODE, "enable_metrics": True}, metrics=send(ZERO)))
         assert quiet.findings[-1].level is Level.OK
+
+    def test_counters_that_are_not_there_are_told(self, sglang: Callable[..., Fake]) -> None:
+        """They begin with 0; a server without the plugin between its peers has none."""
+        found = looked_at(sglang({**DECODE, "enable_metrics": True}, metrics=send(b"other 1\n")))
+        assert (found.findings[-1].level, found.findings[-1].got) == (Level.NOTE, "the plugin's are not there")
+        alone = {**DECODE, "disaggregation_mode": "null", "enable_metrics": True}
+        assert looked_at(sglang(alone, metrics=send(b"other 1\n"))).findings[-1].level is Level.OK
 
     def test_the_key_is_sent_to_the_server(self, sglang: Callable[..., Fake]) -> None:
         asked = sglang(DECODE)

@@ -15,17 +15,23 @@ _LABEL = re.compile(r'\b(side|reason)="([^"]*)"')
 _SAID = {"refusals": "refused", "transfer_failures": "failed transfers", "fallbacks": "fallbacks"}
 
 
-def check(name: str, url: SplitResult, timeout: float, api_key: str | None = None) -> list[Finding]:
+def check(
+    name: str, url: SplitResult, timeout: float, api_key: str | None = None, *, is_counting: bool = False
+) -> list[Finding]:
     """One finding about a server's counters.
 
     Args:
         name: heading of the finding.
+        is_counting: the plugin is armed between prefill and decode servers there, so its counters begin with 0.
     """
     try:
         text = get(url, "/metrics", timeout, api_key).decode(errors="replace")
     except Unanswered as error:
         return [note(name, "counters", str(error), "The server says that it has metrics; alerts would not see any.")]
     counted = counts(text)
+    if is_counting and not _SAMPLE.search(text):
+        advice = "With the plugin they begin with 0. Look for an error in the server's log; alerts would not see any."
+        return [note(name, "counters", "the plugin's are not there", advice)]
     if not counted:
         return [ok(name, "counters", "nothing refused, nothing failed")]
     shown = ", ".join(f"{what} ({why}): {number:g}" for (what, why), number in counted.items())

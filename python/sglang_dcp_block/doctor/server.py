@@ -107,7 +107,8 @@ def look_at(url: SplitResult, timeout: float = TIMEOUT_SECONDS, api_key: str | N
         capability, more = ask_capability(name, url, values, timeout)
         findings += more
     if values.get("enable_metrics"):
-        findings += metrics.check(name, url, timeout, api_key)
+        is_counting = values["disaggregation_mode"] != "null" and bool(capability or info.get(REPORT))
+        findings += metrics.check(name, url, timeout, api_key, is_counting=is_counting)
     elif values["disaggregation_mode"] != "null":
         advice = "Pass --enable-metrics, so that refusals and failed transfers can be seen and alerted on."
         findings.append(note(name, "counters", "off", advice))

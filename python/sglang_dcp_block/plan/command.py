@@ -16,7 +16,7 @@ from sglang_dcp_block.plan.inputs import InputError, Inputs, default_backend, sh
 from sglang_dcp_block.plan.page import write_html
 from sglang_dcp_block.plan.show import show
 from sglang_dcp_block.plan.to_json import as_json
-from sglang_dcp_block.plan.whole import plan
+from sglang_dcp_block.plan.whole import Plan, plan
 from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS
 from sglang_dcp_block.transfer_model import links
 from sglang_dcp_block.transfer_model.shapes import DTYPE_BYTES, PRESETS
@@ -106,18 +106,22 @@ def inputs_of(args: argparse.Namespace) -> Inputs:
     )
 
 
+def _write(write: Callable[[Plan, Path], None], made: Plan, file: Path) -> None:
+    try:
+        write(made, file)
+    except OSError as error:
+        raise InputError(f"expected to write {file}, got: {error.strerror}") from error
+
+
 def run(args: argparse.Namespace) -> int:
     """Make the plan and put it where the options say; returns the exit status."""
     try:
         made = plan(inputs_of(args))
         for file, write in ((args.png, write_png), (args.html, write_html)):
             if file is not None:
-                write(made, file)
+                _write(write, made, file)
     except (InputError, NoMatplotlib) as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"{PROGRAM}: error: expected to write {error.filename}, got: {error.strerror}", file=sys.stderr)
         return 2
     if args.json:
         print(as_json(made))
