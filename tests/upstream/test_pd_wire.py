@@ -218,7 +218,8 @@ class TestTopology:
     def test_built_in_asks_stock(self, native, bootstrap):
         from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer
 
-        assert self.asked(native.mooncake, B, bootstrap(CommonKVBootstrapServer)).dcp_block_size is None
+        with pytest.raises(RuntimeError, match="does not know blocks"):
+            self.asked(native.mooncake, B, bootstrap(CommonKVBootstrapServer))
 
     def test_the_plugin_asks_built_in(self, native, bootstrap, plugin_decode):
         address = bootstrap(native.conn.CommonKVBootstrapServer, dcp_block_size=1)

@@ -32,7 +32,7 @@ loc of the plan, as under the unified pool.
 
 With blocks, FlashInfer's decode makes rows without KV on this rank
 neutral, as the other two backends do: short requests have such rows on
-the last ranks, and the a2a merge would multiply NaN by a weight of zero.
+the last ranks, and the a2a merge would multiply NaN by a weight of 0.
 
 The CuTe DSL kernel masks row i by the position i * cp_world + cp_rank,
 which is not that of a block's row. A single query token sees every row

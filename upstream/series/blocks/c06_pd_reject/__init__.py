@@ -15,8 +15,8 @@ rejected session may have no metadata, so get_max_transfer_tokens must
 not expect any.
 
 On the decode server, a prefill server with another page size, KV layout
-or PP size raises in the scheduler's loop, which ends the server. Fail the
-requests that came through that prefill server with the reason, and
+or PP size raises in the scheduler's loop, which ends the server. Fail
+the requests that came through that prefill server with the reason, and
 serve those of others. A later request asks it anew.
 """
 

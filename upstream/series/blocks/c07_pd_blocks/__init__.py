@@ -10,7 +10,6 @@ from upstream.edit import (
     assigns,
     before,
     calls,
-    compares,
     condition,
     defines,
     exchange,
@@ -160,16 +159,17 @@ AGREEMENT = (
     ),
     on(
         COMMON,
-        "CommonKVReceiver.init",
+        "CommonKVManager.try_ensure_parallel_info",
         before(
-            tests() & compares("reason", "None"),
+            calls("self._resolve_rank_mapping"),
             """
-            if self.kv_mgr.dcp_block_size > 1 and info.dcp_block_size is None:
-                reason = (
+            if self.dcp_block_size > 1 and info.dcp_block_size is None:
+                raise RuntimeError(
                     "Expected a prefill server that sends KV in DCP blocks of "
-                    f"{self.kv_mgr.dcp_block_size} tokens, got one that does not know "
+                    f"{self.dcp_block_size} tokens, got one that does not know "
                     "blocks. Upgrade it, or leave --dcp-block-size out."
                 )
+
             """,
         ),
     ),

@@ -14,7 +14,6 @@ from sglang.srt.disaggregation.base import KVPoll
 from sglang.srt.disaggregation.common import conn as common_conn
 from sglang.srt.disaggregation.common.conn import (
     CommonKVBootstrapServer,
-    CommonKVReceiver,
     CommonKVSender,
 )
 from sglang.srt.disaggregation.common.utils import (
@@ -421,25 +420,19 @@ class TestRoute(unittest.TestCase):
             (url,) = get.call_args.args
             self.assertEqual("dcp_block_size=64" in url, asks)
 
-    def test_requests_to_a_prefill_server_without_blocks_fail(self):
+    def test_a_prefill_server_without_blocks_is_rejected(self):
         manager = _manager(64)
-        info = SimpleNamespace(decode_allocation_policy="early", dcp_block_size=None)
-        manager.prefill_info_table = {"here:1": info}
-        failures = {}
-        manager.record_failure = failures.__setitem__
-        manager.update_status = lambda room, status: None
-        receiver = object.__new__(CommonKVReceiver)
-        receiver.__dict__.update(
-            kv_mgr=manager,
-            bootstrap_addr="here:1",
-            bootstrap_room=7,
-            conclude_state=None,
+        manager.__dict__.update(
+            prefill_info_table={}, kv_cache_dtype_str="auto", kv_layout=None
         )
-        disagg = SimpleNamespace(disaggregation_decode_allocation_policy="early")
-        with patch.object(common_conn, "get_disagg", lambda: disagg):
-            receiver.init(0)
-        self.assertEqual(receiver.conclude_state, KVPoll.Failed)
-        self.assertIn("blocks of 64", failures[7])
+        manager.__dict__.update(dsv41_spec_layout=None, is_mla_backend=True)
+        answer = self._answer()
+        with patch.object(common_conn.requests, "get") as get:
+            get.return_value.status_code = 200
+            get.return_value.json.return_value = answer
+            with self.assertRaisesRegex(RuntimeError, "blocks of 64"):
+                manager.try_ensure_parallel_info("here:1")
+        self.assertEqual(manager.prefill_info_table, {})
 
 
 if __name__ == "__main__":
