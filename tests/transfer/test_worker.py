@@ -194,8 +194,7 @@ class TestPagesThatMayStillBeWritten:
         self.aborting(worker, 1, 0)
         assert worker.request(1, [3, 4], [5], 32) == KVPoll.Failed
         assert worker.acknowledged == [1], "it came back in good order: the pages are idle"
-        receiver.process.kill()
-        receiver.process.wait()
+        receiver.kill()
         assert worker.request(2, [3, 4], [5], 32) == KVPoll.Failed
         worker.abort(2)
         assert worker.manager._deferred_ack_poisoned_rooms == {2}
