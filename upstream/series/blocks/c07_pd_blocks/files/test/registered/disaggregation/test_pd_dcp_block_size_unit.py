@@ -423,13 +423,15 @@ class TestRoute(unittest.TestCase):
     def test_a_prefill_server_without_blocks_is_rejected(self):
         manager = _manager(64)
         manager.__dict__.update(
-            prefill_info_table={}, kv_cache_dtype_str="auto", kv_layout=None
+            prefill_info_table={},
+            kv_cache_dtype_str="auto",
+            kv_layout=None,
+            dsv41_spec_layout=None,
+            is_mla_backend=True,
         )
-        manager.__dict__.update(dsv41_spec_layout=None, is_mla_backend=True)
-        answer = self._answer()
         with patch.object(common_conn.requests, "get") as get:
             get.return_value.status_code = 200
-            get.return_value.json.return_value = answer
+            get.return_value.json.return_value = self._answer()
             with self.assertRaisesRegex(RuntimeError, "blocks of 64"):
                 manager.try_ensure_parallel_info("here:1")
         self.assertEqual(manager.prefill_info_table, {})
