@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -205,6 +206,15 @@ class Receiver:
     def reset(self) -> None:
         """Forget all pools."""
         self._used = 0
+
+    def pause(self) -> None:
+        """Stop the process; on return none of its threads runs, so nothing more arrives."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)  # a signal is only pending until the kernel has stopped each thread
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End the process, at once."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 
 import pytest
@@ -22,14 +20,14 @@ def test_mooncake_gives_up_when_we_think_and_rows_land_after_that(tmp_path, monk
     try:
         source, received = Pool.random(1, 1, 32 * MIB), receiver.pool(1, 1, 32 * MIB)
         assert engine.batch_transfer_sync(receiver.session, source.ptrs, received.ptrs, [1]) == 0, "connected"
-        os.kill(receiver.process.pid, signal.SIGSTOP)
+        receiver.pause()
         began = time.monotonic()
         assert engine.batch_transfer_sync(receiver.session, source.ptrs, received.ptrs, [32 * MIB]) == -1
         took = time.monotonic() - began
         timeout = mooncake_timeout(text)
         assert timeout <= took < timeout + 4, "late by what a busy machine takes"
         assert (received.memory[0, 0, 1:] == 255).all()
-        os.kill(receiver.process.pid, signal.SIGCONT)
+        receiver.resume()
         deadline = began + needed_seconds(timeout)
         while (received.memory == 255).any() and time.monotonic() < deadline:
             time.sleep(0.05)
