@@ -80,8 +80,10 @@ PREALLOC = (
             try:
                 is_ready = self.kv_manager.try_ensure_parallel_info(bootstrap_addr)
             except (RuntimeError, AssertionError) as e:
-                # It does not fit this server, and would not on the next attempt.
+                # It does not fit this server, and would not on the next attempt. No
+                # pause before a later request: all ranks reject in the same pass.
                 self._ensure_retry_count.pop(bootstrap_addr, None)
+                self._ensure_last_attempt_time.pop(bootstrap_addr, None)
                 self._reject_prefill(bootstrap_addr, reqs, str(e))
                 continue
             """,

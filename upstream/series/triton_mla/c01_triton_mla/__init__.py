@@ -149,7 +149,7 @@ EDITS = (
             """
             if self.use_mla:
                 return self._forward_extend_dcp_mla(
-                    layer, forward_batch, q, k, v, o, logits_soft_cap
+                    layer, forward_batch, q, k, v, o, logits_soft_cap, sinks
                 )
             """,
         ),
@@ -161,7 +161,15 @@ EDITS = (
             defines("_forward_extend_dcp"),
             '''
             def _forward_extend_dcp_mla(
-                self, layer: RadixAttention, forward_batch: ForwardBatch, q, k, v, o, logit_cap
+                self,
+                layer: RadixAttention,
+                forward_batch: ForwardBatch,
+                q,
+                k,
+                v,
+                o,
+                logit_cap,
+                sinks,
             ):
                 """Extend over the prefix that the model has gathered from all ranks.
 
@@ -193,6 +201,7 @@ EDITS = (
                     v_scale=1.0,
                     sm_scale=layer.scaling,
                     logit_cap=logit_cap,
+                    sinks=sinks,
                     xai_temperature_len=layer.xai_temperature_len,
                 )
                 return o

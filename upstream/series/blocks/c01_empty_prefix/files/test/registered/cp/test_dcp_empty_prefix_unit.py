@@ -61,12 +61,13 @@ def extend_attention(q, k, v, out, *args, sm_scale, lse_extend, **flags):
 
 class TestDcpEmptyPrefix(unittest.TestCase):
     def _run(self, dcp_size, prefix_len, extend_len, prefix_lens_cpu):
-        """Every rank's output; token round-robin over `dcp_size` ranks."""
+        """Attend on every rank of token round-robin; how often the ranks met."""
         torch.manual_seed(0)
         q = torch.randn(extend_len, dcp_size, HEAD_DIM)
         k = torch.randn(prefix_len + extend_len, 1, HEAD_DIM)
         v = torch.randn(prefix_len + extend_len, 1, HEAD_DIM)
-        barrier = threading.Barrier(dcp_size)
+        meetings = []
+        barrier = threading.Barrier(dcp_size, action=lambda: meetings.append(1))
         parts = [None] * dcp_size
         current = threading.local()
         outputs = [None] * dcp_size
@@ -143,6 +144,7 @@ class TestDcpEmptyPrefix(unittest.TestCase):
         want = torch.einsum("qhk,kd->qhd", torch.softmax(scores, -1), v[:, 0])
         for rank, output in enumerate(outputs):
             torch.testing.assert_close(output, want[:, rank])
+        return len(meetings)
 
     def test_prefix_shorter_than_the_group(self):
         for dcp_size, prefix_len in ((2, 1), (4, 1), (4, 2), (4, 3)):
@@ -156,7 +158,7 @@ class TestDcpEmptyPrefix(unittest.TestCase):
         self._run(2, 5, 3, [5])
 
     def test_no_prefix_needs_no_collective(self):
-        self._run(4, 0, 3, [0])
+        self.assertEqual(self._run(4, 0, 3, [0]), 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """--dcp-block-size: what it resolves to, and what is refused."""
 
+import json
+import tempfile
 import unittest
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -28,16 +31,29 @@ CONFIG = SimpleNamespace(
     prefill_attention_backend=None,
     decode_attention_backend=None,
 )
+MODEL = SimpleNamespace(
+    hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]),
+    is_hybrid_swa=False,
+    attention_chunk_size=None,
+)
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 1,
+    "vocab_size": 32,
+    "max_position_embeddings": 64,
+}
 
 
 class TestDcpBlockSizeArgs(unittest.TestCase):
-    def _validate(self, platform=PLATFORM, is_mla=False, **changes):
+    def _validate(
+        self, platform=PLATFORM, is_mla=False, model=MODEL, mamba=None, **changes
+    ):
         config = SimpleNamespace(**{**vars(CONFIG), **changes})
-        model = SimpleNamespace(
-            hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]),
-            is_hybrid_swa=False,
-            attention_chunk_size=None,
-        )
         with (
             patch.multiple(
                 dcp_block_hook,
@@ -49,7 +65,7 @@ class TestDcpBlockSizeArgs(unittest.TestCase):
                 model_config_of=lambda _: model,
                 get_platform=lambda: platform,
             ),
-            patch("sglang.srt.configs.hybrid_arch.mambaish_config", lambda _: None),
+            patch("sglang.srt.configs.hybrid_arch.mambaish_config", lambda _: mamba),
         ):
             dcp_block_hook.validate_dcp_block_size(None)
 
@@ -79,6 +95,29 @@ class TestDcpBlockSizeArgs(unittest.TestCase):
             with self.subTest(**changes), self.assertRaisesRegex(ValueError, text):
                 self._validate(**changes)
 
+    def test_refused_models(self):
+        sparse = SimpleNamespace(
+            architectures=["DeepseekV32ForCausalLM"], index_topk=2048
+        )
+        for text, changes in (
+            ("sparse attention", {"hf_config": sparse}),
+            ("sliding-window", {"is_hybrid_swa": True}),
+            ("chunked attention", {"attention_chunk_size": 8192}),
+        ):
+            model = SimpleNamespace(**{**vars(MODEL), **changes})
+            self._validate(model=model, dcp_block_size=1)
+            with self.subTest(text), self.assertRaisesRegex(ValueError, text):
+                self._validate(model=model)
+        with self.assertRaisesRegex(ValueError, "linear attention"):
+            self._validate(mamba=object())
+
+    def test_validated_when_arguments_are_resolved(self):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "config.json").write_text(json.dumps(LLAMA))
+            args = ServerArgs(model_path=folder, dcp_block_size=16)
+            with self.assertRaisesRegex(ValueError, "requires --dcp-size"):
+                args.resolve_once()
+
     def test_other_platforms_keep_their_own_layout(self):
         for name in OTHERS:
             other = SimpleNamespace(**{**OTHERS, name: True})
@@ -92,10 +131,12 @@ class TestDcpBlockSizeArgs(unittest.TestCase):
         view = SimpleNamespace(page_size=64, dcp_block_size=16)
         self.assertEqual(_page_size_default(view), {})
 
-    def test_unset_is_single_tokens(self):
+    def test_interleave_size(self):
         args = ServerArgs(model_path="dummy")
         self.assertIsNone(args.dcp_block_size)
         self.assertEqual(dcp_interleave_size_of(args), 1)
+        args = ServerArgs(model_path="dummy", dcp_block_size=16)
+        self.assertEqual(dcp_interleave_size_of(args), 16)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,29 @@ class TestDcpBlockIndices(unittest.TestCase):
         want = [owner_and_row(slot, 2, PAGE_SIZE) for slot in range(64)]
         self.assertEqual(written.tolist(), [row if o == 1 else -1 for o, row in want])
 
+    def test_only_single_tokens_are_masked_at_the_write(self):
+        taken = []
+        pool = SimpleNamespace(
+            set_kv_buffer=lambda layer, loc, k, v, **kwargs: taken.append((loc, kwargs))
+        )
+        backend = SimpleNamespace(
+            use_mla=False, dcp_size=2, dcp_rank=1, token_to_kv_pool=pool
+        )
+        slots = torch.tensor([12, 13], device=DEVICE)
+        batch = SimpleNamespace(
+            out_cache_loc=slots, out_cache_loc_is_physical=False, positions=slots
+        )
+        planned = object()
+        for interleave_size in (4, 1):
+            with dcp(2, 1, interleave_size):
+                TritonAttnBackend._set_kv_buffer(
+                    backend, batch, None, planned, None, None
+                )
+        self.assertEqual(taken[0], (planned, {}))
+        loc, kwargs = taken[1]
+        self.assertEqual(loc.loc.tolist(), [6, 6])
+        self.assertEqual(kwargs["dcp_kv_mask"].tolist(), [False, True])
+
     @unittest.skipUnless(RUNS_TRITON, "needs a GPU or TRITON_INTERPRET=1")
     def test_index_arrays(self):
         torch.manual_seed(0)

@@ -7,15 +7,24 @@ from unittest.mock import patch
 
 import torch
 
-from sglang.srt.layers.attention import cutedsl_mla_backend
+from sglang.kernels.ops.attention.kv_indices import (
+    create_chunked_prefix_cache_kv_indices,
+)
+from sglang.srt.layers.attention import cutedsl_mla_backend, flashinfer_mla_backend
 from sglang.srt.layers.attention.cutedsl_mla_backend import CuteDslMLABackend
+from sglang.srt.layers.attention.flashinfer_mla_backend import (
+    FlashInferMLAAttnBackend,
+)
 from sglang.srt.layers.attention.trtllm_mla_backend import TRTLLMMLABackend
+from sglang.srt.layers.dcp import planner
 from sglang.srt.layers.dcp.comm import all_gather_kv_cache_for_dcp
 from sglang.srt.layers.dcp.layout import (
+    collapse_dcp_indices,
     filter_dcp_local_chunk_kv_indices,
     update_local_kv_lens_for_dcp,
 )
 from sglang.srt.layers.dcp.planner import plan_dcp_decode_metadata
+from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from sglang.srt.runtime_context import get_parallel
 from sglang.test.ci.ci_register import register_cuda_ci
@@ -148,6 +157,97 @@ class TestDcpBlockMla(unittest.TestCase):
                     self.assertEqual(got_lens.tolist(), [len(ids) for ids in want])
                     self.assertEqual(got_indptr.diff().tolist(), got_lens.tolist())
 
+    @unittest.skipUnless(RUNS_TRITON, "needs a GPU or TRITON_INTERPRET=1")
+    def test_prefix_rows_of_this_rank(self):
+        prefix_lens, extend_lens = [16, 0, 5], [3, 2, 4]
+        table = torch.arange(3 * 64, dtype=torch.int32, device=DEVICE).view(3, 64)
+        lens = torch.tensor([prefix_lens, extend_lens], device=DEVICE)
+        # A prefix of single tokens ends at a cycle, one of blocks anywhere.
+        for size, interleave_size, ends in ((2, 1, 16), (2, 4, 5), (4, 2, 5)):
+            prefix_lens[2], lens[0, 2] = ends, ends
+            for rank in range(size):
+                translator = SimpleNamespace(
+                    translate_dcp_read_ids=lambda ids: collapse_dcp_indices(
+                        ids, size, interleave_size
+                    )
+                )
+                with (
+                    self.subTest(size=size, rank=rank, interleave_size=interleave_size),
+                    dcp(size, rank, interleave_size),
+                    patch.object(
+                        planner,
+                        "get_attn_backend",
+                        lambda: SimpleNamespace(kv_index_translator=translator),
+                    ),
+                    patch.object(
+                        planner, "get_device", lambda: SimpleNamespace(device=DEVICE)
+                    ),
+                ):
+                    metadata = planner.prepare_decode_context_parallel_metadata(
+                        seq_lens=lens.sum(0),
+                        seq_lens_sum=int(lens.sum()),
+                        extend_prefix_lens=lens[0],
+                        extend_prefix_lens_cpu=prefix_lens,
+                        extend_seq_lens=lens[1],
+                        req_to_token=table,
+                        req_pool_indices=torch.arange(3, device=DEVICE),
+                        kv_buffer_shape=(1, 1, 2),
+                        kv_cache_dtype=torch.float32,
+                        kv_cache_device=DEVICE,
+                        create_chunked_prefix_cache_kv_indices_fn=(
+                            create_chunked_prefix_cache_kv_indices
+                        ),
+                    )
+                    want = [
+                        owner_and_row(64 * i + p, size, interleave_size)[1]
+                        for i, length in enumerate(prefix_lens)
+                        for p in range(length)
+                        if owner_and_row(p, size, interleave_size)[0] == rank
+                    ]
+                    got = metadata.dcp_local_prefix_kv_indices
+                    self.assertEqual(got.tolist(), want)
+
+    def test_flashinfer_rows_without_kv_are_neutral(self):
+        nan = float("nan")
+        wrapper = SimpleNamespace(
+            run=lambda *args, **kwargs: (
+                torch.full((3, 2, 4), nan),
+                torch.full((3, 2), nan),
+            )
+        )
+        backend = SimpleNamespace(
+            forward_metadata=SimpleNamespace(decode_wrapper=wrapper),
+            token_to_kv_pool=SimpleNamespace(
+                get_key_buffer=lambda layer_id: torch.zeros(1, 1, 6)
+            ),
+            # The first request of this batch has no KV on this rank.
+            indices_updater_decode=SimpleNamespace(
+                kv_indptr=torch.tensor([0, 0, 3, 4, 9], dtype=torch.int32)
+            ),
+            q_indptr_decode=torch.arange(9, dtype=torch.int32),
+        )
+        layer = SimpleNamespace(
+            layer_id=0, tp_q_head_num=2, v_head_dim=4, head_dim=6, scaling=1.0
+        )
+        batch = SimpleNamespace(
+            forward_mode=SimpleNamespace(is_decode=lambda: True)
+        )
+        for interleave_size, calls in ((4, 1), (1, 0)):
+            with (
+                dcp(2, 1, interleave_size),
+                patch.object(flashinfer_mla_backend, "fixup_zero_kv_rows") as fixup,
+            ):
+                out, lse = FlashInferMLAAttnBackend.forward_decode(
+                    backend, torch.zeros(3, 12), None, None, layer, batch
+                )
+            self.assertEqual(fixup.call_count, calls)
+            if calls:
+                _, fixed_lse, kv_lens, cum_seq_lens, longest = fixup.call_args.args
+                self.assertIs(fixed_lse, lse)
+                self.assertEqual(kv_lens.tolist(), [0, 3, 1])
+                self.assertEqual(cum_seq_lens.tolist(), [0, 1, 2, 3])
+                self.assertEqual(longest, 1)
+
     def test_graph_bound_covers_every_request(self):
         backend = SimpleNamespace()
         backend._get_dcp_local_seq_lens = lambda lens: (
@@ -159,10 +259,11 @@ class TestDcpBlockMla(unittest.TestCase):
                     bound = TRTLLMMLABackend._get_dcp_local_max_seq_len(
                         backend, longest
                     )
-                    shares = TRTLLMMLABackend._get_dcp_local_seq_lens(
-                        backend, torch.arange(longest + 1)
-                    )
-                    self.assertEqual(bound, max(1, int(shares.max())))
+                    owners = [
+                        owner_and_row(position, size, interleave_size)[0]
+                        for position in range(longest)
+                    ]
+                    self.assertEqual(bound, max(1, owners.count(rank)))
 
     def test_cutedsl_mask_hides_no_row(self):
         lens = torch.tensor([5, 0, 64], dtype=torch.int32)
@@ -216,6 +317,49 @@ class TestDcpBlockMla(unittest.TestCase):
                 self.assertFalse(pool.write_loc_is_dcp_resolved)
                 self.assertEqual(pool._slot_dcp_span, 1)
                 pool.dcp_replicated = False
+
+    def test_rows_come_back_from_the_host(self):
+        # The slots of three pages as a request of 29 tokens has them.
+        pages = torch.tensor([2, 0, 4])[:, None]
+        for size, interleave_size, replicated in (
+            (2, 1, False),
+            (2, 4, False),
+            (4, 2, False),
+            (4, 2, True),
+        ):
+            slots = (pages * 16 + torch.arange(16)).flatten()[:29]
+            for rank in range(size):
+                pool = object.__new__(MLATokenToKVPool)
+                before = torch.rand(80, 1, 3)
+                pool.__dict__.update(
+                    dcp_replicated=replicated,
+                    layer_num=1,
+                    kv_buffer=[before.clone()],
+                    cpu_offloading_chunk_size=4,
+                )
+                with (
+                    self.subTest(size=size, rank=rank, interleave_size=interleave_size),
+                    dcp(size, rank, interleave_size),
+                    patch.object(memory_pool, "current_platform"),
+                ):
+                    copy = pool.get_cpu_copy(slots)
+                    pool.kv_buffer[0].zero_()
+                    pool.load_cpu_copy(copy, slots + 16)
+                own = [
+                    slot
+                    for position, slot in enumerate(slots.tolist())
+                    if owner_and_row(position, size, interleave_size)[0] == rank
+                ]
+                if replicated:
+                    sources, targets = slots, slots + 16
+                else:
+                    sources, targets = (
+                        [owner_and_row(s, size, interleave_size)[1] for s in moved]
+                        for moved in (own, [slot + 16 for slot in own])
+                    )
+                want = torch.zeros_like(before)
+                want[targets] = before[sources]
+                self.assertTrue(torch.equal(pool.kv_buffer[0], want))
 
 
 if __name__ == "__main__":

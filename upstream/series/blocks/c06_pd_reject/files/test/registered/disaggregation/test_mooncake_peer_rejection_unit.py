@@ -79,6 +79,13 @@ class TestMooncakePeerRejection(unittest.TestCase):
         self._run(registration(b"bad")[:8], registration(b"good"))
         self.assertEqual(list(self.manager.state_layout_rejections), ["bad"])
 
+    def test_nothing_else_is_kept_of_the_session(self):
+        self.manager.failed_sessions.add("bad")
+        self.manager.state_strides_validated.add("bad")
+        self._run(registration(b"bad", dcp_size=2))
+        self.assertEqual(self.manager.failed_sessions, set())
+        self.assertEqual(self.manager.state_strides_validated, set())
+
     def test_registering_again_lifts_it(self):
         self._run(registration(b"one", dcp_size=2), registration(b"one"))
         self.assertEqual(self.manager.state_layout_rejections, {})
@@ -142,7 +149,9 @@ class TestDecodeRejectsPrefill(unittest.TestCase):
         self.assertIn("page_size=16", self.manager.failure_records[7])
         self.assertEqual(self.manager.request_status[8], KVPoll.Bootstrapping)
 
-    def test_it_is_asked_anew(self):
+    def test_it_is_asked_anew_at_once(self):
+        # A rank that paused would fail "in another rank", without the reason.
+        self.queue._ensure_retry_interval = 60
         self._ensure(16, self._request("bad:1", 7))
         self.assertNotIn("bad:1", self.manager.prefill_info_table)
         later = self._request("bad:1", 9)

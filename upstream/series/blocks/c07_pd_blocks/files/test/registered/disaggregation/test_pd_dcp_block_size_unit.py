@@ -17,6 +17,7 @@ from sglang.srt.disaggregation.common.conn import (
     CommonKVSender,
 )
 from sglang.srt.disaggregation.common.utils import (
+    TransferKVChunk,
     build_dcp_token_transfer_plan,
     dcp_block_size_frames,
     dcp_block_size_of,
@@ -344,6 +345,64 @@ class TestSend(unittest.TestCase):
         self.assertEqual([len(call) for call in calls], [6, 6, 4])
 
 
+class TestTransferWorker(unittest.TestCase):
+    def _sent(self, block_size, buffers):
+        """What the worker passes on for a peer with blocks of that size."""
+        peer = _peer(block_size)
+        peer.__dict__.update(
+            dcp_token_item_lens=[1152],
+            dst_kv_ptrs=[5000],
+            dst_kv_item_lens=[],
+            dst_kv_layer_ids=[],
+            dst_dcp_size=2,
+            dst_dcp_rank=1,
+            dst_tp_rank=0,
+        )
+        request = SimpleNamespace(
+            is_dummy=False,
+            mooncake_session_id="one",
+            dst_device_kv_indices=None,
+            dst_kv_indices=np.arange(1),
+            decode_prefix_len=0,
+        )
+        sent = {}
+        manager = _manager(
+            decode_kv_args_table={"one": peer},
+            transfer_infos={7: {"one": request}},
+            request_status={7: KVPoll.Transferring},
+            _staging_outstanding=defaultdict(int),
+            session_lock=threading.Lock(),
+            failed_sessions=set(),
+            state_layout_rejections={},
+            enable_trace=False,
+            enable_staging=False,
+            enable_deferred_decode_kv_release=False,
+            _dcp_pack_buffers=buffers,
+            _get_dsa_cache_transfer_skip_flags=lambda peer: (False, False),
+            send_kvcache_dcp=lambda *args, **kwargs: sent.update(kwargs) or 0,
+        )
+        manager.kv_args.kv_data_ptrs = [1000]
+        chunk = TransferKVChunk(
+            room=7,
+            prefill_kv_indices=np.arange(2),
+            index_slice=slice(0, 2),
+            is_last_chunk=False,
+            prefill_aux_index=None,
+            state_indices=None,
+            num_kv_tokens=32,
+        )
+        pending = [chunk, None]
+        manager.transfer_worker(SimpleNamespace(get=lambda: pending.pop(0)), None)
+        return sent["dst_dcp_block_size"], sent["pack_buffer"]
+
+    def test_block_size_and_buffer_are_those_of_the_peer(self):
+        self.assertEqual(self._sent(1, ["buffer"]), (1, "buffer"))
+        self.assertEqual(self._sent(8, ["buffer"]), (8, "buffer"))
+        # Long runs, beside another peer that needs the buffer.
+        self.assertEqual(self._sent(16, ["buffer"]), (16, None))
+        self.assertEqual(self._sent(16, None), (16, None))
+
+
 class TestPacking(unittest.TestCase):
     def test_long_runs_are_sent_as_they_lie(self):
         manager = _manager()
@@ -382,7 +441,7 @@ class TestPacking(unittest.TestCase):
 
 
 class TestRoute(unittest.TestCase):
-    def _answer(self, **query):
+    def _server(self, **more):
         server = object.__new__(CommonKVBootstrapServer)
         server.__dict__.update(
             attn_tp_size=1,
@@ -400,8 +459,12 @@ class TestRoute(unittest.TestCase):
             decode_allocation_policy="early",
             dcp_block_size=1,
             _registered_count=1,
-            lock=threading.Lock(),
         )
+        server.__dict__.update(more)
+        return server
+
+    def _answer(self, server=None, **query):
+        server = server or self._server()
         request = SimpleNamespace(query={**ROUTE_QUERY, **query})
         response = asyncio.run(server._handle_route_get(request))
         return json.loads(response.text)
@@ -409,6 +472,50 @@ class TestRoute(unittest.TestCase):
     def test_only_who_asks_is_told(self):
         self.assertNotIn("dcp_block_size", self._answer())
         self.assertEqual(self._answer(dcp_block_size="64")["dcp_block_size"], 1)
+
+    def test_prefill_ranks_register_what_is_answered(self):
+        rows = []
+        manager = _manager(8)
+        manager.__dict__.update(
+            dist_init_addr=None,
+            bootstrap_host="127.0.0.1",
+            bootstrap_port=1,
+            local_ip="127.0.0.1",
+            rank_port=5,
+            kv_cache_dtype_str="auto",
+            kv_layout=None,
+            dsv41_spec_layout=None,
+            _register_topology_row=lambda url, row: rows.append(row),
+        )
+        for name in ("attn_tp", "attn_cp", "attn_dp", "pp", "system_dp"):
+            manager.__dict__.update({f"{name}_size": 1, f"{name}_rank": 0})
+        parallel = SimpleNamespace(
+            enable_cp_tp_group_sharing=False,
+            load_balance_method="follow_bootstrap_room",
+            enable_dsa_cache_layer_split=False,
+            enable_kv_cache_sharding=False,
+        )
+        disagg = SimpleNamespace(disaggregation_decode_allocation_policy="early")
+        with patch.multiple(
+            common_conn,
+            get_parallel=lambda: parallel,
+            get_serving=lambda: SimpleNamespace(port=80),
+            get_disagg=lambda: disagg,
+        ):
+            manager.register_to_bootstrap()
+        server = self._server(
+            dcp_block_size=None,
+            lock=asyncio.Lock(),
+            prefill_port_table={},
+            _registered_count=0,
+        )
+
+        async def body():
+            return json.loads(json.dumps(rows[0]))
+
+        asyncio.run(server._handle_route_put(SimpleNamespace(json=body)))
+        answer = self._answer(server, dcp_block_size="64")
+        self.assertEqual(answer["dcp_block_size"], 8)
 
     def test_a_decode_server_asks_only_with_blocks(self):
         for block_size, asks in ((1, False), (64, True)):

@@ -121,6 +121,7 @@ class TestDcpTritonMla(unittest.TestCase):
             k[..., :LATENT],
             torch.empty(num_extend, HEADS * LATENT),
             0.0,
+            None,
         )
 
         begin = 0
@@ -136,6 +137,80 @@ class TestDcpTritonMla(unittest.TestCase):
                 torch.testing.assert_close(
                     got[indptr[request] + i].view(HEADS, LATENT), want
                 )
+
+    def test_decode_hands_its_part_to_the_merge_of_the_model(self):
+        # The second row has no KV on this rank, and the layer is of an FP8 checkpoint.
+        written, scales = [], []
+
+        def decode_attention(q, keys, values, out, *args, **kwargs):
+            lse, k_scale, v_scale = args[3], args[7], args[8]
+            scales.append((k_scale, v_scale))
+            out.fill_(float("nan"))
+            out[0] = 1.5
+            lse[0, :, 0], lse[0, :, 1] = 0.25, 1.0
+
+        metadata = SimpleNamespace(
+            swa_out_cache_loc=None,
+            kv_indptr=None,
+            kv_indices=None,
+            attn_logits=None,
+            swa_attn_logits=None,
+            attn_lse=torch.zeros(4, HEADS, 2),
+            num_kv_splits=None,
+            lean_Mp=None,
+            lean_Lp=None,
+            lean_Op=None,
+            lean_locks=None,
+            uneven_batch=False,
+        )
+        backend = SimpleNamespace(
+            use_mla=True,
+            dcp_size=2,
+            is_draft_runner=False,
+            enable_deterministic=True,
+            max_kv_splits=2,
+            forward_metadata=metadata,
+            token_to_kv_pool=MagicMock(),
+            decode_attention_fwd=decode_attention,
+            _set_kv_buffer=lambda *args: written.append(args[3:5]),
+        )
+        layer = RadixAttention(HEADS, LATENT + ROPE, 1.0, 1, 0, v_head_dim=LATENT)
+        scale = torch.tensor(2.0)
+        layer.__dict__.update(k_scale=scale, v_scale=scale)
+        layer.__dict__.update(k_scale_float=2.0, v_scale_float=2.0)
+        forward_batch = SimpleNamespace(
+            out_cache_loc=torch.arange(2),
+            out_cache_loc_is_physical=True,
+            kv_loc_plan=None,
+            spec_info=None,
+            batch_size=2,
+            seq_lens_sum=9,
+        )
+        k = torch.randn(2, 1, LATENT + ROPE)
+        before = k.clone()
+        parallel = MagicMock()
+        with (
+            patch.object(triton_backend, "get_parallel", lambda: parallel),
+            patch.object(triton_backend, "use_symmetric_memory", MagicMock()),
+        ):
+            out, lse = TritonAttnBackend.forward_decode(
+                backend,
+                torch.randn(2, HEADS * (LATENT + ROPE)),
+                k,
+                k[..., :LATENT],
+                layer,
+                forward_batch,
+            )
+        ((key, value),) = written
+        self.assertTrue(torch.equal(key, before))
+        self.assertTrue(torch.equal(value, before[..., :LATENT]))
+        self.assertEqual(scales, [(1.0, 1.0)])
+        parallel.dcp_group.all_gather.assert_not_called()
+        want = torch.tensor([[1.5], [0.0]]).expand(2, HEADS * LATENT)
+        torch.testing.assert_close(out, want)
+        parts = torch.tensor([[0.25, 1.0], [-float("inf")] * 2])
+        want = torch.logsumexp(parts, -1)[:, None].expand(2, HEADS)
+        torch.testing.assert_close(lse, want)
 
     def test_an_fp8_kv_cache_is_refused(self):
         model_runner = MagicMock(kv_cache_dtype=torch.float8_e4m3fn)
