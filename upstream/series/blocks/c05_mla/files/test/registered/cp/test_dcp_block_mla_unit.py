@@ -229,9 +229,7 @@ class TestDcpBlockMla(unittest.TestCase):
         layer = SimpleNamespace(
             layer_id=0, tp_q_head_num=2, v_head_dim=4, head_dim=6, scaling=1.0
         )
-        batch = SimpleNamespace(
-            forward_mode=SimpleNamespace(is_decode=lambda: True)
-        )
+        batch = SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: True))
         for interleave_size, calls in ((4, 1), (1, 0)):
             with (
                 dcp(2, 1, interleave_size),
