@@ -182,7 +182,24 @@ class TestRefusals:
             ({"dcp_size": 3}, "expected a --dcp-size that divides the TP size, got --dcp-size 3 in a TP group of 8"),
             ({"page_size": 64, "block_size": 24}, "--block-size: expected a divisor of --page-size 64, got 24"),
             ({"attention_backend": "trtllm_mla", "page_size": 16}, "got page size 16 with decode backend trtllm_mla"),
-            ({"chunk_tokens": 100}, "--chunked-prefill-size: expected a multiple of the page size 16, got 100"),
+            (
+                {"chunk_tokens": 100},
+                "--chunked-prefill-size: expected a multiple of the page size 16, got 100. Take 96.$",
+            ),
+            (
+                {"chunk_tokens": 8, "block_size": 16},
+                "^--chunked-prefill-size: .* 16, got 8. Take 16, or another --block",
+            ),
+            (
+                {"chunk_tokens": 100, "page_size": 48},
+                "^--chunked-prefill-size: .* 48, got 100. Take 96, or another --pa",
+            ),
+            (
+                {"page_size": 48},
+                "^--page-size: .* --chunked-prefill-size, 8192 where it is left out, got 48. .* 8160 as",
+            ),
+            ({"page_size": 16384}, "^--page-size: .* got 16384. .* or pass --chunked-prefill-size 16384"),
+            ({"block_size": 48}, "^--block-size: .* got 48. Take another --block-size, or pass --chunked-prefill-size"),
             ({"tp_size": 0}, "--tp: expected 1 to 4096, got 0"),
             ({"dcp_size": 10**30}, "--dcp: expected 1 to 4096, got 10{30}"),
             ({"page_size": 0}, "--page-size: expected 1 to 1048576, got 0"),

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from sglang_dcp_block.plan import mix
 from sglang_dcp_block.plan.draw import NoMatplotlib, write_png
-from sglang_dcp_block.plan.inputs import InputError, Inputs, default_backend, shape_of
+from sglang_dcp_block.plan.inputs import CHUNK_TOKENS, InputError, Inputs, default_backend, shape_of
 from sglang_dcp_block.plan.page import write_html
 from sglang_dcp_block.plan.show import show
 from sglang_dcp_block.plan.to_json import as_json
@@ -60,7 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-dtype", choices=tuple(DTYPE_BYTES), help="of the KV cache (default: the model's own)")
     parser.add_argument("--attention-backend", choices=backends, help="(default: what blocks take where none is named)")
     parser.add_argument(
-        "--chunked-prefill-size", type=int, default=8192, metavar="N", help="of the prefill server (default: 8192)"
+        "--chunked-prefill-size",
+        type=int,
+        default=CHUNK_TOKENS,
+        metavar="N",
+        help=f"of the prefill server, in tokens (default: {CHUNK_TOKENS})",
     )
     parser.add_argument(
         "--pools", choices=("fresh", "scattered"), default="fresh", help="pages that follow each other, or none that do"

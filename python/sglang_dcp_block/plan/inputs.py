@@ -21,6 +21,7 @@ PAGE_SIZES = (
 )  # tokens; to choose from. Longer ones coarsen the prefix cache and were not measured
 MAX_GPUS = 2**12  # of a server
 MAX_PAGE = 2**20  # tokens
+CHUNK_TOKENS = 8192  # of chunked prefill, where nobody names another number
 _BLOCK_RULE = "block size that does not divide the page size"
 
 
@@ -40,7 +41,7 @@ class Inputs:
     attention_backend: str
     page_size: int | None = None  # tokens; None to choose one
     block_size: int | None = None  # tokens; None to choose one
-    chunk_tokens: int = 8192  # of chunked prefill on the prefill server
+    chunk_tokens: int = CHUNK_TOKENS  # of chunked prefill on the prefill server
     scattered: bool = False  # pools so fragmented that no two pages of a request are neighbours
     max_imbalance: float = 1.1  # rows of the fullest rank over the mean
     max_rounding: float = 0.2  # of the rows that requests take, those that hold nothing
@@ -108,12 +109,23 @@ def require_possible(inputs: Inputs) -> None:
     pages = inputs.pages()
     for page in pages:
         if inputs.chunk_tokens % page:
-            raise InputError(
-                f"--chunked-prefill-size: expected a multiple of the page size {page}, got {inputs.chunk_tokens}"
-            )
+            raise InputError(_no_whole_pages(inputs, page))
     every = [refused(inputs, page, inputs.block_size or page) for page in pages]
     if all(every):
         raise InputError("this server would not start:\n  " + "\n  ".join(every[0]))
+
+
+def _no_whole_pages(inputs: Inputs, page: int) -> str:
+    """Names the option that was typed: the chunk has a default, and a given block may be the page."""
+    chunk, whole = inputs.chunk_tokens, max(page, inputs.chunk_tokens // page * page)
+    given = "--page-size" if inputs.page_size else "--block-size" if inputs.block_size == page else None
+    if given is None or chunk != CHUNK_TOKENS:
+        advice = f"Take {whole}." if given is None else f"Take {whole}, or another {given}."
+        return f"--chunked-prefill-size: expected a multiple of the page size {page}, got {chunk}. {advice}"
+    return (
+        f"{given}: expected a page size that divides --chunked-prefill-size, {chunk} where it is left out, got {page}. "
+        f"Take another {given}, or pass --chunked-prefill-size {whole} as on your prefill server."
+    )
 
 
 def refused(inputs: Inputs, page_size: int, block_size: int) -> list[str]:
