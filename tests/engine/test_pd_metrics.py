@@ -11,6 +11,7 @@ import pytest
 import requests
 
 import reference
+from bootstrap import close
 from cases import BASE, LONG
 from pd import HOST, free_port, role
 from served import Served
@@ -140,6 +141,6 @@ def test_a_refused_prefill_server(servers):
         with pytest.raises(OSError, match="500"):
             ask(servers, port, 2, [decode])
     finally:
-        stock.close()
+        close(stock)
     assert "got one that does not know blocks" in decode.said()
     assert decode.metrics()["sglang:dcp_block_refusals_total", ("no_blocks", "decode")] == RANKS, "once on each rank"

@@ -13,6 +13,7 @@ from children import run_script
 from fact_cases import FACTS, MODELS
 from resolution_cases import TRITON, VARIABLE, cases_of, with_argv, with_keywords
 
+from bootstrap import close
 from hooking import hook
 from sglang_dcp_block.cpu.checkpoints import write_tiny
 from sglang_dcp_block.patches.pd_points import BOOTSTRAP_POINTS
@@ -78,7 +79,7 @@ def bootstrap(monkeypatch, unused_port):
 
     yield start
     for server in servers:
-        server.close()
+        close(server)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import prometheus_client
 import pytest
 import requests
 
+from bootstrap import close
 from sglang_dcp_block.dcp import handshake
 from sglang_dcp_block.dcp.handshake import Capability
 from sglang_dcp_block.dcp.layout import DcpLayout
@@ -196,7 +197,7 @@ class TestTopology:
 
         yield start
         for server in servers:
-            server.close()
+            close(server)
 
     def asked(self, of, block_size, address):
         """The topology that a built-in decode server keeps of a prefill server; None if it could not read one."""
