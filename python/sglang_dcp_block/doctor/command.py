@@ -9,13 +9,13 @@ import os
 import sys
 from urllib.parse import SplitResult
 
-from rich.console import Console
-
+from sglang_dcp_block import output
 from sglang_dcp_block.doctor import flags, libraries, pair, patch_points, plugin, ports, report, server, versions
 from sglang_dcp_block.doctor.findings import Finding, exit_status, ok, problem
 from sglang_dcp_block.doctor.http import address
 from sglang_dcp_block.doctor.server import Server
 
+PROGRAM = "sglang-dcp-block doctor"
 DESCRIPTION = """\
 Look at this machine, and at the flags of a server to be started if there are any behind --; or, with --url, at running
 servers: what they really use, and whether prefill and decode servers fit. Nothing is changed or started."""
@@ -27,7 +27,7 @@ examples:
   sglang-dcp-block doctor --url http://prefill:30000 --url http://decode:30000
   sglang-dcp-block doctor --json | jq '.findings[] | select(.level == "problem")'
 
-exit status: 0 all well (there may be notes), 1 a problem, 2 wrong use
+exit status: 0 all well (there may be notes), 1 a problem, 2 wrong use, or output that cannot be written
 """
 
 
@@ -67,10 +67,10 @@ def run(args: argparse.Namespace) -> int:
     names = [each.name for each in servers if each.was_read]
     rows = pair.rows(servers) if names else []
     if args.json:
-        print(report.as_json(findings, names, rows))
+        text = f"{report.as_json(findings, names, rows)}\n"
     else:
-        report.show(Console(), findings, names, rows, args.verbose)
-    return exit_status(findings)
+        text = output.rendered(output.console(), lambda on: report.show(on, findings, names, rows, args.verbose))
+    return output.put(PROGRAM, text, exit_status(findings))
 
 
 def of_machine(argv: list[str]) -> list[Finding]:
@@ -108,7 +108,7 @@ def _expected(asked: Server, block_size: int) -> Finding:
 
 
 def _misused(text: str) -> int:
-    print(f"sglang-dcp-block doctor: error: {text}", file=sys.stderr)
+    print(f"{PROGRAM}: error: {text}", file=sys.stderr)
     return 2
 
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from rich.console import Console
-
+from sglang_dcp_block import output
 from sglang_dcp_block.plan import mix
 from sglang_dcp_block.plan.draw import NoMatplotlib, write_png
 from sglang_dcp_block.plan.inputs import CHUNK_TOKENS, InputError, Inputs, default_backend, shape_of
@@ -32,7 +31,8 @@ examples:
   {PROGRAM} --model ./config.json --tp 16 --dcp 8 --requests 4000+500:90,128000+1000:10 --page-size 64
   {PROGRAM} --model kimi-k2 --tp 8 --dcp 8 --requests trace.jsonl --link segment-us=1.4,gbytes=42 --json
 
-Exit status: 0, or 2 for inputs that no plan can be made for. docs/plan.md says how to read the output.
+Exit status: 0, or 2 for inputs that no plan can be made for, or output that cannot be written.
+docs/plan.md says how to read the output.
 """
 Read = TypeVar("Read")
 _WIDTH = 120  # of tables where the terminal does not say
@@ -127,12 +127,13 @@ def run(args: argparse.Namespace) -> int:
     except (InputError, NoMatplotlib) as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 2
-    if args.json:
-        print(as_json(made))
-    else:
-        console = Console()
-        show(made, console if console.is_terminal else Console(width=_WIDTH))
-    return 0
+    return output.put(PROGRAM, f"{as_json(made)}\n" if args.json else _tables(made), 0)
+
+
+def _tables(made: Plan) -> str:
+    console = output.console()
+    console = console if console.is_terminal else output.console(width=_WIDTH)
+    return output.rendered(console, lambda on: show(made, on))
 
 
 def _understood(option: str, read: Callable[[str], Read], text: str) -> Read:
