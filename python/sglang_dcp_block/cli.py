@@ -70,7 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             cli.error(f"{args.command}: expected nothing behind --, got {' '.join(server_flags)}")
         args.server_flags = server_flags
     _, module_name = COMMANDS[args.command]
-    status: int = importlib.import_module(module_name).run(args)
+    try:
+        status: int = importlib.import_module(module_name).run(args)
+    except KeyboardInterrupt:
+        print(f"{PROGRAM} {args.command}: interrupted", file=sys.stderr)
+        return 130
     return status
 
 

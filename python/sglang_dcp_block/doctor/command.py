@@ -10,9 +10,21 @@ import sys
 from urllib.parse import SplitResult
 
 from sglang_dcp_block import output
-from sglang_dcp_block.doctor import flags, libraries, pair, patch_points, plugin, ports, report, server, versions
+from sglang_dcp_block.doctor import (
+    flags,
+    libraries,
+    pair,
+    patch_points,
+    plugin,
+    ports,
+    progress,
+    report,
+    server,
+    versions,
+)
 from sglang_dcp_block.doctor.findings import Finding, exit_status, ok, problem
 from sglang_dcp_block.doctor.http import address
+from sglang_dcp_block.doctor.progress import Say
 from sglang_dcp_block.doctor.server import Server
 
 PROGRAM = "sglang-dcp-block doctor"
@@ -62,8 +74,9 @@ def run(args: argparse.Namespace) -> int:
         return _misused("--url looks at running servers: expected no server flags beside it")
     if args.expect_block_size is not None and not args.url:
         return _misused("--expect-block-size asks a running server: expected --url beside it")
-    servers = [server.look_at(url, args.timeout, args.api_key) for url in args.url]
-    findings = of_servers(servers, args.expect_block_size) if servers else of_machine(args.server_flags)
+    with progress.looking(output.console(stderr=True)) as say:
+        servers = [_asked(url, args, say) for url in args.url]
+        findings = of_servers(servers, args.expect_block_size) if servers else of_machine(args.server_flags, say)
     names = [each.name for each in servers if each.was_read]
     rows = pair.rows(servers) if names else []
     if args.json:
@@ -73,16 +86,31 @@ def run(args: argparse.Namespace) -> int:
     return output.put(PROGRAM, text, exit_status(findings))
 
 
-def of_machine(argv: list[str]) -> list[Finding]:
-    """Everything about this machine, and about the flags of a server to be started here."""
+def _asked(url: SplitResult, args: argparse.Namespace, say: Say) -> Server:
+    say(url.geturl())
+    return server.look_at(url, args.timeout, args.api_key)
+
+
+def of_machine(argv: list[str], say: Say = progress.silent) -> list[Finding]:
+    """Everything about this machine, and about the flags of a server to be started here.
+
+    Args:
+        say: is told what is looked at: importing what a server imports takes seconds.
+    """
     checked = None
     if argv:
+        say("these flags, as SGLang resolves them")
         checked = flags.check(argv, has_sglang=importlib.util.find_spec("sglang") is not None)
     listens = dict(checked.ports) if checked else {"--port": ports.SERVER_PORT}
-    return [
+    say("versions and patch points")
+    findings = [
         *versions.check(needed=checked.needs(os.environ) if checked else ()),
         *plugin.check(),
         *patch_points.check(),
+    ]
+    say("libraries and GPUs")
+    return [
+        *findings,
         *libraries.check(required=checked is not None and checked.exchanges_kv),
         *ports.check(listens, checked.host if checked else "127.0.0.1", required=checked is not None),
         *(checked.findings if checked else ()),
