@@ -171,7 +171,11 @@ def huge(handler: http.server.BaseHTTPRequestHandler) -> None:
 
 
 HOSTILE: dict[str, tuple[Answer, str]] = {
-    "not JSON": (send(b"<html>hello</html>"), "expected JSON"),
+    "not JSON": (send(b"hello"), "/server_info: expected JSON, got b'hello' (JSONDecodeError)"),
+    "a web page": (
+        send(b"<html><h1 class=x>Welcome</h1></html>"),
+        "/server_info: expected JSON, got a web page, 'Welcome'",
+    ),
     "not UTF-8": (send(b"\xff\xfe\x00{"), "expected JSON"),
     "empty": (send(b""), "expected JSON"),
     "deep": (send(b"[" * 200_000), "expected JSON"),
@@ -182,8 +186,9 @@ HOSTILE: dict[str, tuple[Answer, str]] = {
     "a bool for a number": (send({**DECODE, "page_size": True}), "page_size: expected int, got True"),
     "no ranks": (send({**DECODE, "dcp_size": 0}), "dcp_size: expected 1 or more, got 0"),
     "an optional one of a wrong type": (send({**DECODE, "tp_size": [2]}), "tp_size: expected int, got [2]"),
-    "not found": (send(b"no", 404), "status 404: no"),
-    "an error": (send(b"", 500), "status 500"),
+    "not found": (send(b"no\n  such page", 404), "status 404 (Not Found): no such page"),
+    "an error": (send(b"", 500), "status 500 (Internal Server Error)"),
+    "an error of a kind of its own": (send(b"", 599), "status 599"),
     "unauthorized": (send(b"", 401), "status 401"),
     "a redirect": (send(b"", 302, Location="file:///etc/passwd"), "status 302"),
     "short": (send(b"{", Content_Length="100"), "/server_info: "),
@@ -193,6 +198,48 @@ HOSTILE: dict[str, tuple[Answer, str]] = {
     "a byte now and then": (drip, "no whole answer in 1 s"),
     "headers now and then": (drip_headers, "answer in 1 s"),
 }
+
+
+PROXY = b"""\
+<!DOCTYPE html>
+<html><head>
+<title>
+502 Bad&nbsp;Gateway</title></head>
+<body><center><h1>502 Bad Gateway</h1></center><hr><center>nginx</center></body></html>
+"""
+
+
+class TestWebPages:
+    """What stands between the doctor and a server answers in HTML."""
+
+    @pytest.mark.parametrize(
+        ("body", "got"),
+        [
+            (PROXY, "a web page, '502 Bad Gateway'"),
+            (b"\xef\xbb\xbf<html><H1 id='x'>Oh no</H1>", "a web page, 'Oh no'"),
+            (b"<?xml version='1.0'?><a/>", "a web page"),
+            (b"<title>" + b"x" * 5000, f"a web page, '{'x' * 80}'"),
+            (b"<title>\x1b[31m</title>", "a web page, '\\x1b[31m'"),
+            (b"<" * 10**6, "a web page"),
+        ],
+    )
+    def test_its_title_is_told(self, body: bytes, got: str, fake: Callable[..., Fake]) -> None:
+        (finding,) = looked_at(fake({"/server_info": send(body, 502)})).findings
+        assert finding.got == f"/server_info: status 502 (Bad Gateway): {got}"
+
+    @pytest.mark.parametrize(
+        ("status", "advice"),
+        [(502, "A proxy"), (200, "A proxy"), (301, "No redirect"), (404, "A router"), (401, "api-key")],
+    )
+    def test_what_to_do(self, status: int, advice: str, fake: Callable[..., Fake]) -> None:
+        (finding,) = looked_at(fake({"/server_info": send(PROXY, status)})).findings
+        assert advice in finding.advice
+
+    def test_capabilities_and_counters_too(self, sglang: Callable[..., Fake]) -> None:
+        info = {**PREFILL, "enable_metrics": True}
+        found = looked_at(sglang(info, send(PROXY, 502), metrics=send(PROXY, 503))).findings
+        assert not [finding for finding in found if "<" in finding.got]
+        assert sum("a web page, '502 Bad Gateway'" in finding.got for finding in found) == 2
 
 
 class TestHostileAnswers:

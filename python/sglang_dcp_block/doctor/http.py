@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import queue
+import re
 import threading
 import time
 from typing import Any
@@ -12,6 +14,8 @@ from urllib.parse import SplitResult, urlsplit
 
 MAX_BYTES = 8 * 2**20
 CHUNK_BYTES = 2**16
+SAID_CHARACTERS = 200  # of an answer that is shown
+_TITLE = re.compile(r"<(title|h1)\b[^>]*>([^<]*)", re.IGNORECASE)
 
 
 class Unanswered(Exception):
@@ -52,7 +56,8 @@ def get_json(url: SplitResult, path: str, timeout: float, api_key: str | None = 
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Unanswered(f"{path}: expected JSON, got {body[:60]!r} ({type(error).__name__})") from error
+        got = _page(body) or f"{body[:60]!r} ({type(error).__name__})"
+        raise Unanswered(f"{path}: expected JSON, got {got}", 200) from error
 
 
 def get(url: SplitResult, path: str, timeout: float, api_key: str | None = None) -> bytes:
@@ -100,8 +105,24 @@ def _get(url: SplitResult, path: str, timeout: float, api_key: str | None) -> by
             if time.monotonic() > until:
                 raise Unanswered(f"{path}: no whole answer in {timeout:g} s")
         if response.status != 200:
-            said = body[:200].decode(errors="replace").strip()
-            raise Unanswered(f"{path}: status {response.status}{f': {said}' if said else ''}", response.status)
+            status = f"status {response.status}{_phrase(response.status)}"
+            said = _page(bytes(body)) or " ".join(body[:SAID_CHARACTERS].decode(errors="replace").split())
+            raise Unanswered(f"{path}: {status}{f': {said}' if said else ''}", response.status)
         return bytes(body)
     finally:
         connection.close()
+
+
+def _phrase(status: int) -> str:
+    name = http.client.responses.get(status)
+    return f" ({name})" if name else ""
+
+
+def _page(body: bytes) -> str | None:
+    """What a web page is about, as proxies send them; None for anything else.  Its markup would tell nobody anything."""
+    text = body[:4096].decode(errors="replace").lstrip("\ufeff \t\r\n")
+    if not text.startswith("<"):
+        return None
+    found = _TITLE.search(text)
+    title = " ".join(html.unescape(found[2]).split())[:80] if found else ""
+    return f"a web page, {title!r}" if title else "a web page"

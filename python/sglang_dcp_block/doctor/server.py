@@ -121,6 +121,11 @@ def _advice(error: Unanswered) -> str:
         return "Pass the server's --api-key."
     if error.status == 404:
         return f"Pass the URL of an SGLang server: it answers {INFO}. A router does not; ask the servers behind it."
+    status = error.status or 0
+    if 300 <= status < 400:
+        return "No redirect is followed: pass the URL of the server itself, with https:// where it asks for that."
+    if status == 200 or status >= 500:
+        return "A proxy may have answered: pass the server's own --host and --port, and look whether it is up."
     return "Look whether the server is up, and whether this is its --host and --port."
 
 
