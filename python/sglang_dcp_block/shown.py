@@ -1,8 +1,11 @@
-"""Values of any origin in error messages: short, and without a second error."""
+"""Values and texts of any origin, for people: short, without a second error, and without orders to a terminal."""
 
 from __future__ import annotations
 
+import re
+
 LIMIT = 80  # characters
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def shown(value: object) -> str:
@@ -16,3 +19,13 @@ def shown(value: object) -> str:
     except Exception:  # an int of more digits than Python prints; an object with a faulty __repr__
         return f"of type {type(value).__name__}, which cannot be shown"
     return text if len(text) <= LIMIT else f"{text[:LIMIT]} (... of {len(text)} characters)"
+
+
+def plain(text: str) -> str:
+    """A text without colours; other control characters are spelled out, and lines stay lines.
+
+    >>> plain("\\x1b[31mred\\x1b[0m, a bell \\x07, a\\ttab")
+    'red, a bell \\\\x07, a tab'
+    """
+    text = _STYLE.sub("", text).replace("\t", " ")
+    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -209,6 +209,10 @@ class TestChild:
         ending = child.run(["-c", "import nothing_of_this_name"], 60)
         assert (ending.ok, ending.error) == (False, "ModuleNotFoundError: No module named 'nothing_of_this_name'")
 
+    def test_colours_and_what_a_bar_drew_before_are_left_out(self) -> None:
+        code = r"import sys; sys.exit('50 %\r\x1b[31mno\x07 room\x1b[0m')"
+        assert child.run(["-c", code], 60).error == r"no\x07 room"
+
     def test_a_crash_and_a_silent_end(self) -> None:
         assert child.run(["-c", "import os; os.kill(os.getpid(), 11)"], 60).error == "ended by signal 11"
         assert child.run(["-c", "raise SystemExit(3)"], 60).error == "ended with status 3"

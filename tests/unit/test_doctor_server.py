@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import io
 import json
 import threading
 import time
@@ -11,10 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from sglang_dcp_block import cli
 from sglang_dcp_block.doctor import http as doctor_http
-from sglang_dcp_block.doctor import pair, server
+from sglang_dcp_block.doctor import pair, report, server
 from sglang_dcp_block.doctor.findings import Finding, Level
 from sglang_dcp_block.doctor.http import Unanswered, address, get_json
 from sglang_dcp_block.doctor.server import Server
@@ -490,6 +492,28 @@ class TestCommand:
         assert [f["got"] for f in data["findings"] if f["level"] == "problem"] == ["expected 64, got 16"]
         assert data["side_by_side"]["servers"] == [prefill.url.geturl(), decode.url.geturl()]
         assert "a secret" not in said
+
+    def test_no_server_gives_orders_to_the_terminal(
+        self, sglang: Callable[..., Fake], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        odd = {**COMMON, "disaggregation_mode": "null", "dcp_size": 1, "page_size": 16}
+        urls = [
+            sglang({**odd, "version": "0.5.23\x1b[2J", "model_path": "m\x1b]0;t\x07"}).url.geturl(),
+            sglang({**odd, "version": "[bold]x[/bold]"}).url.geturl(),
+        ]
+        assert cli.main(["doctor", "--url", urls[0], "--url", urls[1]]) == 1
+        said = capsys.readouterr().out
+        assert "\x1b" not in said
+        assert "\x07" not in said
+        assert "0.5.23\\x1b[2J; the plugin here" in said
+        assert "[bold]x[/bold]; the plugin here" in said
+
+    def test_an_address_is_no_markup(self) -> None:
+        console = Console(record=True, width=120, file=io.StringIO())
+        report.show(
+            console, [], ["http://[fe80::1]:30000", "http://b:1"], [pair.Row("mode", ("prefill", "decode"), False)]
+        )
+        assert "http://[fe80::1]:30000" in console.export_text()
 
     def test_what_differs_is_marked(self, sglang: Callable[..., Fake], capsys: pytest.CaptureFixture[str]) -> None:
         prefill = sglang({**PREFILL, "page_size": 64}, send({**CAPABILITY, "page_size": 64}))

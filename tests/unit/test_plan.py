@@ -21,6 +21,7 @@ from sglang_dcp_block.demo.pd.plan import PAGE_SIZE, pd_plan
 from sglang_dcp_block.plan.figures import balance, memory, rounding, sendings
 from sglang_dcp_block.plan.inputs import InputError, Inputs, default_backend, shape_of
 from sglang_dcp_block.plan.mix import Lengths, Mix, read
+from sglang_dcp_block.plan.page import html
 from sglang_dcp_block.plan.show import show
 from sglang_dcp_block.plan.to_json import as_dict
 from sglang_dcp_block.plan.whole import plan
@@ -308,6 +309,12 @@ class TestCommand:
         assert "http" not in page.replace("http-equiv", ""), "it needs nothing else"
         assert main(["plan", *ARGUMENTS, "--png", str(tmp_path / "no" / "plan.png")]) == 2
         assert "No such file or directory" in capsys.readouterr().err
+
+    def test_a_model_s_name_is_no_markup_in_the_page(self):
+        pytest.importorskip("matplotlib")
+        page = html(plan(inputs(shape=replace(preset("kimi-k2"), name="<script>alert(1)</script>"))))
+        assert "<script>" not in page
+        assert "<title>plan: &lt;script&gt;" in page
 
     def test_neither_sglang_nor_torch_is_needed(self):
         code = (

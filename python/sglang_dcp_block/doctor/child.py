@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sglang_dcp_block.shown import plain
+
 MAX_TEXT = 400  # characters of what a child said
 
 
@@ -40,7 +42,7 @@ def run(arguments: Sequence[str], timeout: float, stdin: str = "") -> Ending:
     except OSError as error:
         return Ending(False, "", f"cannot start {sys.executable}: {error.strerror}")
     lines = [line for line in child.stderr.splitlines() if line.strip()]
-    last = lines[-1][:MAX_TEXT] if lines else ""
+    last = plain(lines[-1])[:MAX_TEXT] if lines else ""
     if child.returncode < 0:
         last = f"ended by signal {-child.returncode}{': ' if last else ''}{last}"
     elif child.returncode and not last:

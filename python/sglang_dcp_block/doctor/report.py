@@ -14,6 +14,7 @@ from rich.text import Text
 
 from sglang_dcp_block.doctor.findings import Finding, Level, exit_status
 from sglang_dcp_block.doctor.pair import Row
+from sglang_dcp_block.shown import plain
 
 _MARK = {Level.OK: ("ok", "green"), Level.NOTE: ("note", "yellow"), Level.PROBLEM: ("PROBLEM", "bold red")}
 INDENT = " " * 10
@@ -67,20 +68,19 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
 def _show(console: Console, finding: Finding) -> None:
     word, style = _MARK[finding.level]
     line = Text(f"  {word:<8}", style=style)
-    got = finding.got.replace("\n", f"\n{INDENT}")
-    line.append(f"{finding.what}: {got}", style="")
+    line.append(plain(f"{finding.what}: {finding.got}").replace("\n", f"\n{INDENT}"), style="")
     console.print(line, soft_wrap=True)
     if finding.advice:
-        console.print(Text(f"{INDENT}{finding.advice}", style="dim"), soft_wrap=True)
+        console.print(Text(f"{INDENT}{plain(finding.advice)}", style="dim"), soft_wrap=True)
 
 
 def _table(servers: Sequence[str], rows: Sequence[Row]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("side by side")
     for server in servers:
-        table.add_column(server, overflow="fold")
+        table.add_column(Text(server), overflow="fold")
     table.add_column("")
     for row in rows:
         mark = Text("DIFFERS", style="bold red") if row.differs else Text("")
-        table.add_row(row.what, *map(Text, row.cells), mark)
+        table.add_row(row.what, *(Text(plain(cell)) for cell in row.cells), mark)
     return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from html import escape
 from pathlib import Path
 
 from rich.console import Console
@@ -37,7 +38,7 @@ def html(plan: Plan) -> str:
     text = console.export_html(
         inline_styles=True, code_format='<pre style="font-family:monospace;line-height:1.3">{code}</pre>'
     )
-    title = f"plan: {plan.inputs.shape.name}, TP {plan.inputs.tp_size}, DCP {plan.inputs.dcp_size}"
+    title = escape(f"plan: {plan.inputs.shape.name}, TP {plan.inputs.tp_size}, DCP {plan.inputs.dcp_size}")
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title></head>\n'
         f'<body style="margin:2em">\n{text}\n<img alt="{title}" style="max-width:100%" '
