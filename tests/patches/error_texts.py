@@ -20,7 +20,7 @@ HOLE = "\0"
 # Sample values, which stand for a hole: flags with a number, numbers, ids, names, lists, and what "..." leaves out.
 SAMPLE = re.compile(
     r"\.\.\.|--dcp-\S+ (?:\d+|auto)(?= cannot| resolves|:)|\[[\d, ]+\]|\b\d+(?:\.\d+)*(?::\d+)?\b|\b[A-Z]\b|'auto'"
-    r"|\b(?:fa3|file|mooncake|triton)\b"
+    r"|\b(?:fa3|file|mooncake|triton|torch_native)\b|\bGQA and MHA\b"
 )
 
 

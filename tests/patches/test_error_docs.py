@@ -12,6 +12,7 @@ from error_texts import all_quotes, exists, met_by_operators, quoted, quotes, te
 FOREIGN = (
     "error: unrecognized arguments: ",
     "unexpected keyword argument ",
+    "operator torchvision::nms does not exist",
     "Failed due to an unknown reason from another rank",
 )
 
