@@ -32,7 +32,7 @@ venv: $(STAMP) ## make .venv with SGLang for CPUs, this package and the tools
 
 $(STAMP): $(REQUIREMENTS) pyproject.toml
 	@$(PYTHON) -c 'import sys; v = "%d.%d.%d" % sys.version_info[:3]; sys.version_info >= (3, 11) or sys.exit("expected Python 3.11 or newer, got %s from \"$(PYTHON)\": try make PYTHON=python3.11" % v)'
-	@echo 'Installing into $(VENV): some minutes and about 3 GB.'
+	@echo 'Installing into $(VENV): 3 to 5 minutes and about 3 GB.'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --no-deps $(TORCH) || $(BIN)/python -m pip install --no-deps --index-url $(TORCH_INDEX) $(TORCH)
 	$(BIN)/python -m pip install -r requirements/cpu.txt -r requirements/plots.txt -r requirements/upstream.txt
@@ -40,7 +40,7 @@ $(STAMP): $(REQUIREMENTS) pyproject.toml
 	$(BIN)/python -m pip install --no-deps -e .
 	@touch $@
 
-demo: venv ## real servers on CPUs: plain SGLang, token round-robin and blocks, compared
+demo: venv ## real servers on CPUs: plain SGLang, token round-robin and blocks, compared (10 to 12 minutes on two idle cores)
 	$(BIN)/python -m sglang_dcp_block.demo $(ARGS)
 
 demo-real: venv ## the trained model at TP8+DCP8 (12 minutes on two cores, 8 GB of memory)
@@ -49,7 +49,7 @@ demo-real: venv ## the trained model at TP8+DCP8 (12 minutes on two cores, 8 GB 
 demo-pd: venv ## prefill and decode servers over Mooncake TCP, blocks against token round-robin
 	$(BIN)/python -m sglang_dcp_block.demo.pd $(ARGS)
 
-test: venv ## all tests but the slow ones, fast layers first
+test: venv ## all tests but the slow ones, fast layers first (20 minutes on two idle cores)
 	$(SAY_IF_NOT)
 	$(PYTEST) $(ALL) $(ARGS)
 	$(SAY_IF_NOT)
@@ -94,7 +94,7 @@ docs-check: venv ## dead links, names and errors that do not exist, snippets tha
 upstream-patch: venv ## the change as a patch series for upstream, in dist/upstream
 	$(BIN)/python -m upstream patch $(ARGS)
 
-upstream-verify: venv ## the exported tree without the plugin: its tests, upstream's kits; ARGS=--engine for the engine
+upstream-verify: venv ## the exported tree without the plugin: its tests, upstream's kits; ARGS=--engine for the engine (26 minutes)
 	$(BIN)/python -m upstream verify $(ARGS)
 
 fork: venv ## SGLang with the series, as a wheel in dist/fork

@@ -98,6 +98,27 @@ def test_the_doctor_s_answer_in_the_docs_counts_all_patch_points() -> None:
     assert f"{number} of {number}: as known" in (ROOT / "docs" / "operations.md").read_text()
 
 
+def test_times_are_the_same_wherever_they_stand() -> None:
+    from sglang_dcp_block.demo.plan import tiny_part, trained_part
+
+    (table,) = [t for t in Page(ROOT / "tests" / "README.md").tables() if t[0][1:] == ["minutes on two idle cores"]]
+    minutes = {row[0].strip("`"): row[1] for row in table[1:]}
+    for name, of in {
+        "README.md": ("make venv", "make demo", "make test"),
+        "CONTRIBUTING.md": ("make test",),
+        "docs/demos.md": ("make venv", "make demo"),
+        "Makefile": ("make venv", "make demo", "make test", "make upstream-verify ARGS=--engine"),
+    }.items():
+        page = (ROOT / name).read_text(encoding="utf-8")
+        assert {what for what in of if f"{minutes[what]} minutes" not in page} == set(), name
+    first_hour = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for what in ("make venv", 'make demo ARGS="--part tiny"'):
+        assert f"| {minutes[what]} | `{what}` |" in first_hour
+    least, most = map(float, minutes["make demo"].split(" to "))
+    assert least <= trained_part().minutes + tiny_part().minutes <= most
+    assert tiny_part().minutes == float(minutes['make demo ARGS="--part tiny"'])
+
+
 @pytest.mark.parametrize("script", ["docs/pictures/draw.py", "docs/grafana/dashboard.py"])
 def test_made_files_are_up_to_date(script: str) -> None:
     child = subprocess.run([sys.executable, str(ROOT / script), "--check"], capture_output=True, text=True, timeout=120)

@@ -64,7 +64,7 @@ def trained_part(also_eight_ranks: bool = False) -> Part:
         smollm2.build,
         tuple(cases),
         TEXTS,
-        minutes=12 if also_eight_ranks else 5,
+        minutes=12 if also_eight_ranks else 6,
     )
 
 
@@ -82,7 +82,7 @@ def tiny_part() -> Part:
             Case("TP8+DCP8 B=8", tp_size=8, dcp_size=8, block_size=8, page_size=8),
         ),
         tuple(random_ids(length) for length in (5, 21, 39)),
-        minutes=6,
+        minutes=5,
     )
 
 
