@@ -222,16 +222,31 @@ class TestLinks:
                 "expected one of rdma-400, rdma-200, nvlink, tcp-loopback, or segment-us=1.4,gbytes=42, got 'rdma'",
             ),
             ("gbytes=1", "expected segment-us too, got 'gbytes=1'"),
-            ("segment-us=x,gbytes=1", "segment-us: expected a number, got 'x'"),
+            ("segment-us=x,gbytes=1", "segment-us: expected a number from 0.000001 to 1,000,000, got 'x'"),
+            ("segment-us=,gbytes=1", "segment-us: expected a number from .*, got ''"),
+            ("segment-us=0,gbytes=1", "segment-us: expected a number from .*, got '0'"),
+            ("segment-us=1,gbytes=1e300", "gbytes: expected a number from .*, got '1e300'"),
+            ("segment-us=1,gbytes=1,sync-us=-1", "sync-us: expected a number from .* to 1,000,000, or 0, got '-1'"),
+            ("segment-us=1,gbytes=1,gather-gbytes=inf", "gather-gbytes: expected a number from .*, got 'inf'"),
             ("speed=1", "expected figures among segment-us, gbytes, gather-gbytes, sync-us, got 'speed=1'"),
             ("segment-us=1,gbytes=1, gbytes=2", "expected gbytes once, got"),
-            ("segment-us=1,gbytes=0", "bytes_per_second: expected a finite positive number, got 0.0"),
-            ("segment-us=nan,gbytes=1", "segment_seconds: expected a finite positive number, got nan"),
+            ("segment-us=nan,gbytes=1", "segment-us: expected a number from .*, got 'nan'"),
+            ("segment-us=" + "1" * 5000 + ",gbytes=1", r"segment-us: .* \(... of 5002 characters\)$"),
         ],
     )
     def test_wrong_figures(self, text, message):
         with pytest.raises(ValueError, match=message):
             parse(text)
+
+    def test_a_sync_may_cost_nothing(self):
+        assert parse("segment-us=1, gbytes = 2, sync-us=0").sync_seconds == 0
+
+    @pytest.mark.parametrize(
+        "figures", [(0, 1, 1, 0), (1, 0, 1, 0), (1, 1, 0, 0), (1, 1, 1, -1), (float("inf"), 1, 1, 0)]
+    )
+    def test_a_link_that_is_none(self, figures):
+        with pytest.raises(ValueError, match="expected a finite positive number"):
+            Link("x", *figures)
 
     def test_a_data_file_that_lacks_something(self):
         with pytest.raises(ValueError, match=r"tcp_loopback.json: expected entries .*origin"):

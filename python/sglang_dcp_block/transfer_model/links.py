@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from sglang_dcp_block.shown import shown
+
 FITTED = "tcp_loopback.json"
 
 
@@ -39,8 +41,8 @@ class Link:
     def __post_init__(self) -> None:
         for name in FIGURES:
             value = getattr(self, name)
-            least = 0.0 if name.endswith("_seconds") else float("1e-9")
-            if not value >= least or value == float("inf"):
+            is_free = name == "sync_seconds" and value == 0
+            if not (0 < value < float("inf") or is_free):
                 raise ValueError(f"{self.name}: {name}: expected a finite positive number, got {value!r}")
 
 
@@ -159,6 +161,16 @@ def from_json(data: Mapping[str, object]) -> Link:
     return Link(str(data["name"]), **figures, sources=sources)
 
 
+# Figure as a user names it -> field of Link, and its unit.
+UNITS = {
+    "segment-us": ("segment_seconds", 1e-6),
+    "gbytes": ("bytes_per_second", 1e9),
+    "gather-gbytes": ("gather_bytes_per_second", 1e9),
+    "sync-us": ("sync_seconds", 1e-6),
+}
+LEAST, MOST = 1e-6, 1e6  # of each, in its unit: no link is slower, and none is faster
+
+
 def parse(text: str) -> Link:
     """A link as a user names it: a preset, or figures.
 
@@ -173,23 +185,30 @@ def parse(text: str) -> Link:
     if "=" not in text:
         link = presets().get(text.lower())
         if link is None:
-            raise ValueError(f"expected one of {', '.join(presets())}, or segment-us=1.4,gbytes=42, got {text!r}")
+            raise ValueError(f"expected one of {', '.join(presets())}, or segment-us=1.4,gbytes=42, got {shown(text)}")
         return link
-    units = {"segment-us": ("segment_seconds", 1e-6), "gbytes": ("bytes_per_second", 1e9),
-             "gather-gbytes": ("gather_bytes_per_second", 1e9), "sync-us": ("sync_seconds", 1e-6)}  # fmt: skip
     figures: dict[str, float] = dict(GPU)
     given = set()
     for part in text.split(","):
-        key, _, value = part.partition("=")
-        if (unit := units.get(key.strip())) is None:
-            raise ValueError(f"expected figures among {', '.join(units)}, got {part!r}")
-        if key.strip() in given:
-            raise ValueError(f"expected {key.strip()} once, got {text!r}")
-        try:
-            figures[unit[0]] = float(value) * unit[1]
-        except ValueError:
-            raise ValueError(f"{key}: expected a number, got {value!r}") from None
-        given.add(key.strip())
+        key, _, value = (word.strip() for word in part.partition("="))
+        if (unit := UNITS.get(key)) is None:
+            raise ValueError(f"expected figures among {', '.join(UNITS)}, got {shown(part)}")
+        if key in given:
+            raise ValueError(f"expected {key} once, got {shown(text)}")
+        figures[unit[0]] = _figure(key, value) * unit[1]
+        given.add(key)
     if absent := [key for key in ("segment-us", "gbytes") if key not in given]:
-        raise ValueError(f"expected {' and '.join(absent)} too, got {text!r}")
+        raise ValueError(f"expected {' and '.join(absent)} too, got {shown(text)}")
     return Link(text, **figures, sources=(Source("all", "given on the command line"),))
+
+
+def _figure(key: str, text: str) -> float:
+    """A figure in its own unit; a sync may cost nothing, a segment may not: then no block would matter."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if LEAST <= number <= MOST or (key == "sync-us" and number == 0):
+        return number
+    zero = ", or 0" if key == "sync-us" else ""
+    raise ValueError(f"{key}: expected a number from {LEAST:f} to {MOST:,.0f}{zero}, got {shown(text)}")
