@@ -284,6 +284,16 @@ class TestCommand:
         assert shape_of(str(tmp_path)) == shape_of(str(tmp_path / "config.json"))
         assert shape_of(str(tmp_path)).row_bytes() == 288 * 4
 
+    def test_a_type_that_is_not_known_and_the_way_out(self, tmp_path, capsys):
+        (tmp_path / "config.json").write_text(json.dumps({**tiny_config("mla"), "torch_dtype": "int8"}))
+        arguments = ["plan", *ARGUMENTS, "--model", str(tmp_path)]
+        assert main(arguments) == 2
+        assert "torch_dtype: expected one of float32" in capsys.readouterr().err
+        assert main([*arguments, "--kv-dtype", "fp8", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["inputs"]["row_bytes"] == 288
+        assert main(["plan", *ARGUMENTS, "--kv-dtype", "fp8", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["inputs"]["row_bytes"] == 576
+
     @pytest.mark.parametrize(
         "text", ["", "null", "[1]", "[" * 100_000, '{"num_hidden_layers": ' + "9" * 5000 + "}", "\xff"]
     )

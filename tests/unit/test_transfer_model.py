@@ -274,6 +274,23 @@ class TestShapes:
     def test_head_dim_and_type_are_taken_where_they_are_named(self):
         assert from_config({**GQA, "head_dim": 64, "torch_dtype": "float32"}, "x").row_bytes() == 8 * 2 * 64 * 4
 
+    @pytest.mark.parametrize(
+        ("more", "size"),
+        [
+            ({}, 2),
+            ({"torch_dtype": None}, 2),
+            ({"dtype": "float32"}, 4),
+            ({"torch_dtype": "torch.float32"}, 4),
+            ({"torch_dtype": "fp8"}, 1),
+        ],
+    )
+    def test_the_model_s_own_type(self, more, size):
+        assert from_config({**MLA, **more}, "x").element_bytes == size
+        assert from_config({"text_config": MLA, **more}, "x").element_bytes == size
+
+    def test_a_type_of_the_cache_needs_no_other(self):
+        assert from_config({**MLA, "torch_dtype": "int8"}, "x", "fp8").row_bytes() == 576
+
     def test_a_nested_language_model(self):
         assert from_config({"text_config": MLA}, "x").row_bytes() == 1152
 
@@ -295,6 +312,10 @@ class TestShapes:
             ({**GQA, "num_hidden_layers": 2**31}, "num_hidden_layers: expected at most 2147483647, got 2147483648"),
             ({**GQA, "num_hidden_layers": 10**5000}, "num_hidden_layers: expected at most 2147483647, got of type int"),
             ({**GQA, "hidden_size": None}, "hidden_size: expected a positive integer, got nothing"),
+            ({**GQA, "hidden_size": 63}, "hidden_size: expected num_attention_heads, 64, or more, got 63"),
+            ({**GQA, "torch_dtype": "int8"}, "torch_dtype: expected one of float32, .*, got 'int8'. Pass --kv-dtype"),
+            ({**GQA, "dtype": 16}, "dtype: expected one of float32, .*, got 16. Pass --kv-dtype"),
+            ({"dtype": "int4", "text_config": MLA}, "dtype: expected one of float32, .*, got 'int4'"),
         ],
     )
     def test_a_configuration_that_lacks_something(self, config, message):

@@ -88,9 +88,7 @@ def inputs_of(args: argparse.Namespace) -> Inputs:
     Raises:
         InputError: an option that cannot be understood.
     """
-    shape = shape_of(args.model)
-    if args.kv_dtype:
-        shape = shape.stored_as(args.kv_dtype)
+    shape = shape_of(args.model, args.kv_dtype)
     for name, least in (("max_imbalance", 1.0), ("max_rounding", 0.0)):
         if not getattr(args, name) >= least:
             raise InputError(f"--{name.replace('_', '-')}: expected {least:g} or more, got {getattr(args, name)}")

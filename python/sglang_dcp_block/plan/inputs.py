@@ -59,9 +59,11 @@ class Inputs:
         return fitting or (self.block_size or AUTO_PAGE_SIZE,)
 
 
-def shape_of(text: str) -> ModelShape:
+def shape_of(text: str, kv_dtype: str | None = None) -> ModelShape:
     """A model as a user names it: a preset, or a ``config.json`` or the folder it stands in.
 
+    Args:
+        kv_dtype: what KV is stored in; None for the model's own type.
     Raises:
         InputError: neither.
     """
@@ -70,14 +72,15 @@ def shape_of(text: str) -> ModelShape:
         file = file / "config.json" if text and file.is_dir() else file
     if file.suffix != ".json":
         try:
-            return preset(text)
+            shape = preset(text)
         except ValueError as error:
             raise InputError(f"--model: {error}; or the path of a config.json.") from error
+        return shape.stored_as(kv_dtype) if kv_dtype else shape
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError(f"expected an object, got {type(config).__name__}")
-        return from_config(config, str(config.get("_name_or_path") or file.parent.name or file.name))
+        return from_config(config, str(config.get("_name_or_path") or file.parent.name or file.name), kv_dtype)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"--model: {file}: expected a model's configuration, got: {error}") from error
 

@@ -90,7 +90,7 @@ def preset(name: str) -> ModelShape:
     return shape
 
 
-def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
+def from_config(config: Mapping[str, Any], name: str, kv_dtype: str | None = None) -> ModelShape:
     """Map a Hugging Face configuration to a shape.
 
     Rule: MLA is known by ``kv_lora_rank`` and ``qk_rope_head_dim``: a row is both together. Else a KV head is ``head_dim``
@@ -98,6 +98,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     Args:
         config: what stands in ``config.json``; that of the language model may be nested.
         name: for tables.
+        kv_dtype: what KV is stored in, of :data:`DTYPE_BYTES`; None for the model's own type.
     Raises:
         ValueError: an entry is missing, or is not what it must be.
 
@@ -115,10 +116,25 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         elements = 2 * _positive(text, "head_dim")
     else:
         elements = 2 * (_positive(text, "hidden_size") // heads)
-    dtype = str(text.get("torch_dtype") or text.get("dtype") or config.get("torch_dtype") or "bfloat16")
-    return ModelShape(
-        name, layers, heads, kv_heads, elements, is_mla, DTYPE_BYTES.get(dtype, 2), _unusual(config, text)
-    )
+    if not elements:
+        raise ValueError(
+            f"hidden_size: expected num_attention_heads, {heads}, or more, got {shown(text['hidden_size'])}"
+        )
+    shape = ModelShape(name, layers, heads, kv_heads, elements, is_mla, unusual=_unusual(config, text))
+    return shape.stored_as(kv_dtype or _own_dtype(config, text))
+
+
+def _own_dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    """The model's type, bfloat16 where none is named.  One that is not known is an error: a guess may be off by a factor."""
+    named = ((key, each[key]) for each in (text, config) for key in ("torch_dtype", "dtype") if each.get(key))
+    key, found = next(named, ("", "bfloat16"))
+    dtype = found.removeprefix("torch.") if isinstance(found, str) else found
+    if dtype not in tuple(DTYPE_BYTES):
+        expected = ", ".join(DTYPE_BYTES)
+        raise ValueError(
+            f"{key}: expected one of {expected}, got {shown(found)}. Pass --kv-dtype, the type of the KV cache."
+        )
+    return str(dtype)
 
 
 def _positive(config: Mapping[str, Any], key: str) -> int:
