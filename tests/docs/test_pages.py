@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from links import dead_links
-from names import METRIC, metrics, own_metrics, unknown_names
+from names import FLAG, METRIC, metrics, own_metrics, unknown_names
 from pages import ROOT, Page, page_of, pages
+from sglang_dcp_block import cli
 from snippets import failure, runnable
 
 PAGES = [pytest.param(page, id=page.name) for page in pages()]
@@ -96,6 +97,34 @@ def test_the_doctor_s_answer_in_the_docs_counts_all_patch_points() -> None:
 
     number = len(all_points())
     assert f"{number} of {number}: as known" in (ROOT / "docs" / "operations.md").read_text()
+
+
+@pytest.mark.parametrize(("command", "page"), [("plan", "plan.md"), ("doctor", "operations.md")])
+def test_every_option_of_a_command_is_on_its_page(command: str, page: str) -> None:
+    text = "\n".join(code.text for code in Page(ROOT / "docs" / page).code())
+    named = set(FLAG.findall(text))
+    assert [option for option in _options(command) if option not in named] == []
+
+
+def _options(command: str) -> list[str]:
+    (commands,) = [action.choices for action in cli.parser(command)._actions if action.dest == "command"]
+    return [
+        option
+        for action in commands[command]._actions
+        for option in action.option_strings
+        if option not in ("-h", "--help")
+    ]
+
+
+def test_every_figure_of_a_link_is_in_the_table_of_the_plan() -> None:
+    from sglang_dcp_block.transfer_model.links import GPU, UNITS
+
+    (table,) = [table for table in Page(ROOT / "docs" / "plan.md").tables() if table[0][0] == "figure"]
+    rows = {row[0].strip("`"): row[1] for row in table[1:]}
+    assert list(rows) == list(UNITS)
+    for name, (field, unit) in UNITS.items():
+        if field in GPU:
+            assert f"({GPU[field] / unit:g})" in rows[name]
 
 
 def test_times_are_the_same_wherever_they_stand() -> None:
