@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -52,6 +53,16 @@ def test_a_required_gpu_that_is_not_there(capsys, monkeypatch):
     said = capsys.readouterr()
     assert said.out == ""
     assert "error: --require-gpu: expected a CUDA device, torch" in said.err
+
+
+@pytest.mark.parametrize("package", ["torch", "triton", "numpy"])
+def test_a_package_that_is_missing_is_2(package, capsys, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    with pytest.raises(SystemExit) as end:
+        program.main([])
+    assert end.value.code == 2
+    assert f"expected {package} in this Python, got none: pip install {package}" in capsys.readouterr().err
 
 
 def run(capsys) -> tuple[int, dict[str, str]]:

@@ -23,12 +23,14 @@ NOT_ON_A_GPU = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line entry point; returns 0 if everything held, 1 if something did not, 3 for want of a required GPU."""
+    """Command line entry point; returns the exit status, as ``--help`` explains it."""
     cli = argparse.ArgumentParser(
         prog=PROGRAM,
         description="Check this project's kernels on one GPU, all ranks simulated on it. Needs torch, Triton and NumPy.",
         epilog=f"examples:\n  {PROGRAM}\n  {PROGRAM} --no-times\n  {PROGRAM} --require-gpu\n\n"
-        "Without a GPU, small checks run in Triton's interpreter, and the last line says so.",
+        "Without a GPU, small checks run in Triton's interpreter, and the last line says so.\n\n"
+        "exit status: 0 if every check that ran held, on a GPU or not; 1 if something did not, or blocks cost more\n"
+        f"than allowed; 2 for wrong use or a package that is missing; {NO_GPU} with --require-gpu and without a GPU",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     cli.add_argument("--no-times", action="store_true", help="leave the times out")
