@@ -21,6 +21,15 @@ def shown(value: object) -> str:
     return text if len(text) <= LIMIT else f"{text[:LIMIT]} (... of {len(text)} characters)"
 
 
+def line_of(text: str) -> str:
+    """A text of any origin as one short line without orders to a terminal, such as a name.
+
+    >>> line_of("a\\nb"), len(line_of("x" * 1000))
+    ('a b', 80)
+    """
+    return " ".join(plain(text[: 10 * LIMIT]).split())[:LIMIT]
+
+
 def plain(text: str) -> str:
     """A text without colours; other control characters are spelled out, and lines stay lines.
 

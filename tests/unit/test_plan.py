@@ -267,8 +267,10 @@ class TestCommand:
             (["--model", "a" * 5000 + ".json"], "expected a model's configuration, got: [Errno 36]"),
             (["--requests", "soon"], "--requests: expected one of chat"),
             (["--link", "string"], "--link: expected one of rdma-400"),
-            (["--max-imbalance", "0.5"], "--max-imbalance: expected 1 or more, got 0.5"),
-            (["--max-rounding", "nan"], "--max-rounding: expected 0 or more, got nan"),
+            (["--max-imbalance", "0.5"], "--max-imbalance: expected a number, 1 or more, got 0.5"),
+            (["--max-imbalance", "inf"], "--max-imbalance: expected a number, 1 or more, got inf"),
+            (["--max-rounding", "nan"], "--max-rounding: expected a number, 0 or more, got nan"),
+            (["--model", "org/name"], "got 'org/name'; or the path of a config.json. Nothing is fetched by a name."),
             (["--dcp", "5"], "this server would not start:"),
         ],
     )
@@ -283,6 +285,21 @@ class TestCommand:
         (tmp_path / "config.json").write_text(json.dumps(tiny_config("mla")))
         assert shape_of(str(tmp_path)) == shape_of(str(tmp_path / "config.json"))
         assert shape_of(str(tmp_path)).row_bytes() == 288 * 4
+
+    @pytest.mark.parametrize(
+        ("name", "shown"),
+        [
+            ("org/model", "org/model"),
+            ("\x1b[2Ja\nb\ud800", r"\x1b[2Ja b\ud800"),
+            ("x" * 3000, "x" * 80),
+            (" ", "here"),
+            (None, "here"),
+        ],
+    )
+    def test_the_name_in_a_configuration_is_a_line(self, tmp_path, name, shown):
+        (tmp_path / "here").mkdir()
+        (tmp_path / "here" / "config.json").write_text(json.dumps({**tiny_config("mla"), "_name_or_path": name}))
+        assert shape_of(str(tmp_path / "here")).name == shown
 
     def test_a_type_that_is_not_known_and_the_way_out(self, tmp_path, capsys):
         (tmp_path / "config.json").write_text(json.dumps({**tiny_config("mla"), "torch_dtype": "int8"}))

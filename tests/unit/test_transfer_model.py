@@ -312,6 +312,8 @@ class TestShapes:
             ({**GQA, "num_hidden_layers": 2**31}, "num_hidden_layers: expected at most 2147483647, got 2147483648"),
             ({**GQA, "num_hidden_layers": 10**5000}, "num_hidden_layers: expected at most 2147483647, got of type int"),
             ({**GQA, "hidden_size": None}, "hidden_size: expected a positive integer, got nothing"),
+            ({**GQA, "layer_types": 5}, "layer_types: expected a list, a type a layer, got 5"),
+            ({**GQA, "layer_types": "linear_attention"}, "layer_types: expected a list, .*, got 'linear_attention'"),
             ({**GQA, "hidden_size": 63}, "hidden_size: expected num_attention_heads, 64, or more, got 63"),
             ({**GQA, "torch_dtype": "int8"}, "torch_dtype: expected one of float32, .*, got 'int8'. Pass --kv-dtype"),
             ({**GQA, "dtype": 16}, "dtype: expected one of float32, .*, got 16. Pass --kv-dtype"),

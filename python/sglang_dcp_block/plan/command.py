@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -90,8 +91,10 @@ def inputs_of(args: argparse.Namespace) -> Inputs:
     """
     shape = shape_of(args.model, args.kv_dtype)
     for name, least in (("max_imbalance", 1.0), ("max_rounding", 0.0)):
-        if not getattr(args, name) >= least:
-            raise InputError(f"--{name.replace('_', '-')}: expected {least:g} or more, got {getattr(args, name)}")
+        if not least <= getattr(args, name) < math.inf:
+            raise InputError(
+                f"--{name.replace('_', '-')}: expected a number, {least:g} or more, got {getattr(args, name)}"
+            )
     return Inputs(
         shape=shape,
         tp_size=args.tp,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sglang_dcp_block.config import AUTO_PAGE_SIZE
 from sglang_dcp_block.plan.mix import MAX_TOKENS, Mix
-from sglang_dcp_block.shown import shown
+from sglang_dcp_block.shown import line_of, shown
 from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, Facts, refusals
 from sglang_dcp_block.transfer_model.links import Link
 from sglang_dcp_block.transfer_model.shapes import ModelShape, from_config, preset
@@ -74,13 +74,16 @@ def shape_of(text: str, kv_dtype: str | None = None) -> ModelShape:
         try:
             shape = preset(text)
         except ValueError as error:
-            raise InputError(f"--model: {error}; or the path of a config.json.") from error
+            raise InputError(
+                f"--model: {error}; or the path of a config.json. Nothing is fetched by a name."
+            ) from error
         return shape.stored_as(kv_dtype) if kv_dtype else shape
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError(f"expected an object, got {type(config).__name__}")
-        return from_config(config, str(config.get("_name_or_path") or file.parent.name or file.name), kv_dtype)
+        name = line_of(str(config.get("_name_or_path") or "")) or file.parent.name or file.name
+        return from_config(config, line_of(name), kv_dtype)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"--model: {file}: expected a model's configuration, got: {error}") from error
 

@@ -148,7 +148,10 @@ def _positive(config: Mapping[str, Any], key: str) -> int:
 
 def _unusual(config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[str, ...]:
     """What DCP with blocks is refused with, as far as a configuration tells; the server asks SGLang itself."""
-    kinds = {str(kind) for kind in text.get("layer_types") or ()}
+    named = text.get("layer_types") or ()
+    if not isinstance(named, list | tuple):
+        raise ValueError(f"layer_types: expected a list, a type a layer, got {shown(named)}")
+    kinds = {str(kind) for kind in named}
     found = {
         "is_dsa": text.get("index_topk") is not None,
         "has_sliding_window": bool(text.get("sliding_window"))
