@@ -111,6 +111,11 @@ class TestByRules:
         (finding,) = problems(flags.by_rules([*BLOCKS, "--model-path", str(tmp_path)]))
         assert finding.got.startswith(f"{tmp_path}/config.json: ")
 
+    def test_a_folder_in_its_place(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").mkdir()
+        (finding,) = problems(flags.by_rules([*BLOCKS, "--model-path", str(tmp_path)]))
+        assert finding.got.endswith("config.json: expected a model's configuration, got: Is a directory")
+
     @pytest.mark.parametrize("path", ["org/model", "", "a" * 5000, "a\0b"])
     def test_a_model_that_is_not_here_is_no_problem(self, path: str) -> None:
         assert problems(flags.by_rules([*BLOCKS, "--model-path", path])) == []

@@ -538,6 +538,15 @@ class TestCommand:
     def test_options_that_do_not_go_together(self, argv: list[str]) -> None:
         assert cli.main(["doctor", *argv]) == 2
 
+    def test_a_key_that_no_header_takes_is_not_shown(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for key in ("sec\nret", "sec→ret"):
+            with pytest.raises(SystemExit) as end:
+                cli.main(["doctor", "--url", "http://h:1", "--api-key", key])
+            said = capsys.readouterr().err
+            assert end.value.code == 2
+            assert "--api-key: expected printable ASCII characters" in said
+            assert "sec" not in said
+
     @pytest.mark.parametrize(
         "argv", [["--url", "ftp://h"], ["--timeout", "0"], ["--url", "h", "--expect-block-size", "x"]]
     )

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds for an answer (default 10)",
     )
-    parser.add_argument("--api-key", metavar="KEY", help="the servers' --api-key")
+    parser.add_argument("--api-key", type=_key, metavar="KEY", help="the servers' --api-key")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--verbose", action="store_true", help="list every patch point")
     parser.set_defaults(server_flags=[])  # what stands behind a lone --
@@ -145,6 +145,12 @@ def _url(text: str) -> SplitResult:
         return address(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _key(text: str) -> str:
+    if not (text.isascii() and text.isprintable()):  # a header takes nothing else; the error must not show a key
+        raise argparse.ArgumentTypeError("expected printable ASCII characters, got others: a line end, say")
+    return text
 
 
 def _block_size(text: str) -> int:

@@ -243,6 +243,8 @@ def _model(path: Path | None) -> dict[str, Any]:
     file = path / "config.json"
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
+    except (IsADirectoryError, PermissionError) as error:
+        raise _ModelError(f"{file}: expected a model's configuration, got: {error.strerror}") from error
     except (OSError, ValueError):
         return {}
     try:
