@@ -25,6 +25,13 @@ class Commit:
     files: Path  # a folder of new files at their paths in upstream's repository; may be absent
     pages: tuple[tuple[str, str, str], ...] = ()  # (path, text, new text): in pages that earlier commits add
 
+    def edits_by_module(self) -> dict[str, list[Edit]]:
+        """The edits of each module, in order."""
+        found: dict[str, list[Edit]] = {}
+        for edit in self.edits:
+            found.setdefault(edit.module, []).append(edit)
+        return found
+
     def new_files(self) -> list[str]:
         """Paths in upstream's repository that this commit adds."""
         return sorted(str(f.relative_to(self.files)) for f in self.files.rglob("*") if f.is_file() and _is_source(f))

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import libcst as cst
+
 from sglang_dcp_block.patches import fingerprint
 from sglang_dcp_block.patches.fingerprint import TargetMissingError
 from sglang_dcp_block.patches.group_points import DECODE_GROUP_POINTS, PREFILL_GROUP_POINTS
@@ -110,26 +112,26 @@ def lost_anchors(commits: Iterable[Commit], tree: Path) -> list[LostAnchor]:
         commits: in order.
         tree: package folder of the release.
     """
-    sources: dict[str, str | None] = {}
+    modules: dict[str, cst.Module | None] = {}
     lost = []
     for commit in commits:
         for one in commit.edits:
-            if one.module not in sources:
+            if one.module not in modules:
                 file = tree.parent / f"{one.module.replace('.', '/')}.py"
-                sources[one.module] = file.read_text(encoding="utf-8") if file.is_file() else None
-            source = sources[one.module]
-            if source is None:
+                modules[one.module] = cst.parse_module(file.read_text(encoding="utf-8")) if file.is_file() else None
+            module = modules[one.module]
+            if module is None:
                 lost.append(LostAnchor(commit.name, one.module, one.scope, "no such module"))
                 continue
             try:
-                sources[one.module] = edit.apply(source, one)
+                modules[one.module] = edit.apply_to(module, one)
             except edit.AnchorError as error:
                 reason = f"expected {error.anchor} {error.expected} time(s), got {error.got}"
                 lost.append(LostAnchor(commit.name, one.module, one.scope, reason))
         for path in commit.new_files():
             if path.startswith("python/") and path.endswith(".py"):
-                module = path.removeprefix("python/").removesuffix(".py").replace("/", ".")
-                sources[module] = (commit.files / path).read_text(encoding="utf-8")
+                name = path.removeprefix("python/").removesuffix(".py").replace("/", ".")
+                modules[name] = cst.parse_module((commit.files / path).read_text(encoding="utf-8"))
     return lost
 
 

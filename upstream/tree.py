@@ -89,14 +89,11 @@ def add(folder: Path, commit: Commit) -> list[str]:
             its imports are no longer in order.
     """
     edited: dict[Path, str] = {}
-    for edit in commit.edits:
-        path = folder / source_path(edit.module)
-        source = edited.get(path)
-        if source is None:
-            if not path.is_file():
-                raise TreeError(f"{commit.name}: expected a module {edit.module}, got none in {folder}")
-            source = path.read_text()
-        edited[path] = apply(source, edit)
+    for module, edits in commit.edits_by_module().items():
+        path = folder / source_path(module)
+        if not path.is_file():
+            raise TreeError(f"{commit.name}: expected a module {module}, got none in {folder}")
+        edited[path] = apply(path.read_text(), *edits)
     sorted_before = {path for path in edited if _sorted(path, folder)}
     for name, old, text in commit.pages:
         page = (folder / name).read_text() if (folder / name).is_file() else ""

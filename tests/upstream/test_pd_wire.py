@@ -37,9 +37,9 @@ def native():
     tree = fingerprint.installed_tree().parent
     sources = {name: (tree / f"{name.replace('.', '/')}.py").read_text() for name in MODULES}
     for one in commit.load(commit.BLOCKS):
-        for change in one.edits:
-            if change.module in sources:
-                sources[change.module] = edit.apply(sources[change.module], change)
+        for name, edits in one.edits_by_module().items():
+            if name in sources:
+                sources[name] = edit.apply(sources[name], *edits)
     for name in MODULES:
         importlib.import_module(name)
     monkeypatch = pytest.MonkeyPatch()

@@ -5,7 +5,7 @@ anything else is an :class:`AnchorError` that names module, scope and anchor.  W
 """
 
 from upstream.edit.anchors import Where, asserts, assigns, calls, compares, defines, reads, returns, tests
-from upstream.edit.apply import Edit, apply, on
+from upstream.edit.apply import Edit, apply, apply_to, on
 from upstream.edit.change import AnchorError, Change
 from upstream.edit.expression_changes import add_argument, exchange, set_argument
 from upstream.edit.imports import add_import
@@ -35,6 +35,7 @@ __all__ = [
     "after",
     "append",
     "apply",
+    "apply_to",
     "asserts",
     "assigns",
     "attempt",

@@ -24,14 +24,25 @@ def on(module: str, scope: str, *changes: Change) -> Edit:
     return Edit(module, scope, changes)
 
 
-def apply(source: str, edit: Edit) -> str:
-    """Apply one edit to a module's source.
+def apply(source: str, *edits: Edit) -> str:
+    """Apply edits of one module to its source, each to what the ones before it left.
 
     Raises:
         AnchorError: the scope or an anchor in it was not found exactly as often as expected.
     """
-    changes = tuple(replace(change) for change in edit.changes)  # fresh counts: an edit can be applied again
     tree = cst.parse_module(source)
+    for edit in edits:
+        tree = apply_to(tree, edit)
+    return tree.code
+
+
+def apply_to(tree: cst.Module, edit: Edit) -> cst.Module:
+    """Apply one edit to a module that is parsed already: parsing takes most of the time.
+
+    Raises:
+        AnchorError: as :func:`apply`; ``tree`` is not changed.
+    """
+    changes = tuple(replace(change) for change in edit.changes)  # fresh counts: an edit can be applied again
     editor = _Editor(edit.scope, changes)
     result = tree.visit(editor)
     if editor.scopes != 1:
@@ -39,7 +50,7 @@ def apply(source: str, edit: Edit) -> str:
     for change in changes:
         if change.found != change.expected:
             raise AnchorError(edit.module, edit.scope, change.anchor, change.expected, change.found)
-    return result.code
+    return result
 
 
 class _Editor(cst.CSTTransformer):
