@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import reference
-from sglang_dcp_block.dcp.gather import local_share, plan_gather
+from sglang_dcp_block.dcp.gather import local_share, plan_gather, to_device
 from sglang_dcp_block.dcp.layout import DcpLayout
 
 parts = st.lists(st.tuples(st.integers(0, 70), st.integers(0, 100)), min_size=1, max_size=4)
@@ -73,6 +75,15 @@ def test_gather_hook_moves_every_type(dtype, monkeypatch):
         got = mla_gather.gather_prefix(shares[rank][..., :4], shares[rank][..., 4:], lens, starts)
     assert torch.equal(got.view(torch.uint8), whole.view(torch.uint8))
     assert len({s.shape for s in sent}) == 1, "every rank sends equally much"
+
+
+def test_copies_to_a_gpu_do_not_wait_for_it():
+    numbers = Mock()
+    there = to_device(numbers, "cuda:0")
+    numbers.pin_memory.return_value.to.assert_called_once_with("cuda:0", non_blocking=True)
+    assert there is numbers.pin_memory.return_value.to.return_value
+    here = torch.arange(3)
+    assert to_device(here, here.device).tolist() == [0, 1, 2], "and memory of the host needs no pinning"
 
 
 def test_gather_hook_refuses_a_wrong_share(monkeypatch):

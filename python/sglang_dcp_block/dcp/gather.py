@@ -64,13 +64,20 @@ def plan_gather(
     num_tokens = int(sum(lens))
     offsets = np.cumsum([0, *lens])[:-1]
     table = np.concatenate([np.asarray(lens), np.asarray(starts) - offsets, shift.ravel()]).astype(np.int64)
-    on_device = torch.from_numpy(table).to(device)  # one small copy
-    lens_there, to_position = on_device[: len(lens)], on_device[len(lens) : 2 * len(lens)]
-    shift_there = on_device[2 * len(lens) :]
+    there = to_device(torch.from_numpy(table), device)  # one small copy
+    lens_there, to_position = there[: len(lens)], there[len(lens) : 2 * len(lens)]
+    shift_there = there[2 * len(lens) :]
     request = torch.repeat_interleave(torch.arange(len(lens), device=device), lens_there, output_size=num_tokens)
     position = torch.arange(num_tokens, device=device) + to_position[request]
     order = shift_there[layout.owner(position) * len(lens) + request] + layout.local_index(position)
     return GatherPlan(tuple(int(n) for n in sent), padded, order)
+
+
+def to_device(numbers: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """A host tensor on the device, without waiting for what runs there: torch waits to copy from pageable memory."""
+    if torch.device(device).type == "cuda":
+        numbers = numbers.pin_memory()
+    return numbers.to(device, non_blocking=True)
 
 
 def local_share(lens: Sequence[int], starts: Sequence[int], rank: int, layout: DcpLayout) -> torch.Tensor:

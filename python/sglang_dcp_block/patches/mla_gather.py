@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sglang_dcp_block.dcp.gather import GatherPlan, local_share, plan_gather
+from sglang_dcp_block.dcp.gather import GatherPlan, local_share, plan_gather, to_device
 from sglang_dcp_block.dcp.layout import DcpLayout
 from sglang_dcp_block.kernels.kv_indices import build_kv_indices
 from sglang_dcp_block.patches.active import layout
@@ -122,7 +122,8 @@ def own_chunk(
     if not parallel.dcp_enabled:
         return kv_indices
     lens, starts = chunk_seq_lens_cpu.tolist(), chunk_starts_cpu.tolist()
-    return kv_indices[local_share(lens, starts, parallel.dcp_rank, layout()).to(kv_indices.device)]
+    owned = local_share(lens, starts, parallel.dcp_rank, layout())
+    return kv_indices[to_device(owned, kv_indices.device)]
 
 
 def rows_of_run(indices: torch.Tensor, dcp_size: int, dcp_rank: int) -> torch.Tensor:
