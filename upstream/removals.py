@@ -27,7 +27,7 @@ MET_BY: dict[str, tuple[str, ...] | str] = {
     "interleave_size passed through upstream's DCP layout on CUDA, as on NPU": (
         "blocks/layout", "blocks/triton", "blocks/mla",
     ),
-    "a check of dcp_enabled in upstream's function": ("blocks/triton",),  # with blocks, that write is right as it is
+    "native blocks: the plan has localized what a fused write takes": ("blocks/triton",),
     "the same guard in upstream's backend": ("blocks/mla",),
     "a mask in FlashInfer's cute-dsl kernel that knows blocks, or none for one query token": ("blocks/mla",),
     "MLA under DCP in upstream's Triton backend": ("triton_mla/triton_mla",),

@@ -52,7 +52,7 @@ KV_POINTS: tuple[PatchPoint, ...] = (
     PatchPoint(
         "sglang.srt.models.utils.enable_fused_set_kv_buffer", Kind.AROUND,
         "The fused write of some models ignores DCP owners on CUDA; every rank would write every token.",
-        "a check of dcp_enabled in upstream's function", triton_gqa.no_fused_write,
+        "native blocks: the plan has localized what a fused write takes", triton_gqa.no_fused_write,
     ),
     PatchPoint(
         "sglang.srt.layers.dcp.planner.plan_dcp_decode_metadata", Kind.REPLACE,

@@ -9,6 +9,7 @@ from upstream.edit import (
     after,
     assigns,
     before,
+    calls,
     comment,
     defines,
     docstring,
@@ -44,6 +45,7 @@ _PLANNER = "sglang.srt.layers.dcp.planner"
 _COMM = "sglang.srt.layers.dcp.comm"
 _KERNELS = "sglang.kernels.ops.attention.dcp_kernels"
 _POOL = "sglang.srt.mem_cache.memory_pool"
+_TRANSLATOR = "sglang.srt.mem_cache.kv_index_translator"
 _FLASHINFER = "sglang.srt.layers.attention.flashinfer_mla_backend"
 _TRTLLM = "sglang.srt.layers.attention.trtllm_mla_backend"
 _CUTEDSL = "sglang.srt.layers.attention.cutedsl_mla_backend"
@@ -88,7 +90,9 @@ EDITS = (
                 local = torch.arange(len(requests)) + (firsts - counts.cumsum(0) + counts)[requests]
                 positions = get_dcp_positions(local, *layout, interleave_size)
                 selected = positions + (lens.cumsum(0) - lens - starts)[requests]
-                return kv_indices[selected.to(kv_indices.device)]
+                if kv_indices.is_cuda:
+                    selected = selected.pin_memory()  # a pageable copy waits for the stream
+                return kv_indices[selected.to(kv_indices.device, non_blocking=True)]
             ''',
         ),
     ),
@@ -219,27 +223,20 @@ EDITS = (
     ),
     # The pool.
     on(
-        _POOL,
-        "MLATokenToKVPool",
-        substitute(
-            assigns("write_loc_is_dcp_resolved"),
+        _TRANSLATOR,
+        "KVIndexTranslator.__init__",
+        after(
+            assigns("localize") & calls("partial"),
             """
-            @property
-            def write_loc_is_dcp_resolved(self) -> bool:
-                \"\"\"Whether the write loc arrives with the DCP owner rule resolved.
-
-                False: this pool takes a WIDENED loc. With blocks the plan localizes it
-                (`KVIndexTranslator`), and under the unified pool `translate_write_loc`.
-                \"\"\"
-                parallel = get_parallel()
-                return (
-                    not self.dcp_replicated
-                    and parallel.dcp_enabled
-                    and parallel.dcp_interleave_size > 1
-                )
-
+            if not _is_npu:
+                # Nothing is left for the pool to resolve.
+                token_to_kv_pool.write_loc_is_dcp_resolved = True
             """,
         ),
+    ),
+    on(
+        _POOL,
+        "MLATokenToKVPool",
         after(
             defines("_write_loc_dcp_span"),
             """
@@ -322,6 +319,7 @@ EDITS = (
             if get_parallel().dcp_interleave_size > 1:
                 # The kernel masks row i by position i * cp_world + cp_rank. One query
                 # token sees every row of its rank: bound the mask by those alone.
+                assert query.shape[1] == 1, "blocks know no mask for several queries"
                 causal_seqs = seq_lens * cp_world
             """,
         ),

@@ -1,6 +1,6 @@
 """A peer that does not fit is rejected; raised, the error would end a prefill server's bootstrap or a decode server."""
 
-from upstream.edit import after, attempt, before, calls, compares, condition, defines, on, reads, tests
+from upstream.edit import after, assigns, attempt, before, calls, compares, condition, defines, on, reads, tests
 
 MESSAGE = """
 [PD] Reject a peer that does not fit, and go on with the others
@@ -17,7 +17,8 @@ not expect any.
 On the decode server, a prefill server with another page size, KV layout
 or PP size raises in the scheduler's loop, which ends the server. Fail
 the requests that came through that prefill server with the reason, and
-serve those of others. A later request asks it anew.
+serve those of others. Requests of the next second are told the same;
+a later one asks it anew.
 """
 
 CONN = "sglang.srt.disaggregation.mooncake.conn"
@@ -73,6 +74,31 @@ BOOTSTRAP = (
 PREALLOC = (
     on(
         DECODE,
+        "DecodePreallocQueue.__init__",
+        after(
+            assigns("self._ensure_last_attempt_time"),
+            """
+            # When and why a prefill server was rejected. For a retry interval, later
+            # requests to it are told so without asking it again.
+            self._prefill_rejections: Dict[str, Tuple[float, str]] = {}
+            """,
+        ),
+    ),
+    on(
+        DECODE,
+        "DecodePreallocQueue._ensure_prefill_info",
+        before(
+            assigns("last_attempt"),
+            """
+            rejected_at, reason = self._prefill_rejections.get(bootstrap_addr, (0.0, ""))
+            if reason and now - rejected_at < self._ensure_retry_interval:
+                self._reject_prefill(bootstrap_addr, reqs, reason)
+                continue
+            """,
+        ),
+    ),
+    on(
+        DECODE,
         "DecodePreallocQueue._ensure_prefill_info",
         before(
             tests() & calls("try_ensure_parallel_info"),
@@ -80,11 +106,12 @@ PREALLOC = (
             try:
                 is_ready = self.kv_manager.try_ensure_parallel_info(bootstrap_addr)
             except (RuntimeError, AssertionError) as e:
-                # It does not fit this server, and would not on the next attempt. No
-                # pause before a later request: all ranks reject in the same pass.
+                # It does not fit this server, and would not on the next attempt.
                 self._ensure_retry_count.pop(bootstrap_addr, None)
                 self._ensure_last_attempt_time.pop(bootstrap_addr, None)
-                self._reject_prefill(bootstrap_addr, reqs, str(e))
+                reason = str(e) or repr(e)
+                self._prefill_rejections[bootstrap_addr] = now, reason
+                self._reject_prefill(bootstrap_addr, reqs, reason)
                 continue
             """,
         ),

@@ -16,6 +16,7 @@ from upstream.edit import (
     on,
     reads,
     returning,
+    returns,
     substitute,
     tests,
 )
@@ -46,7 +47,7 @@ The peers agree first, and a stock peer can misread nothing:
   answer is cached.
 
 Nothing that the servers say to each other changes where no block size
-is set.
+is set; a prefill rank's own registration has one key more.
 """
 
 COMMON = "sglang.srt.disaggregation.common.conn"
@@ -424,26 +425,13 @@ SEND = (
         add_argument("build_dcp_token_transfer_plan", "interleave_size=dst_dcp_block_size"),
         substitute(
             assigns("ret") & calls("self._transfer_data") & reads("transfer_blocks"),
-            "ret = self._transfer_data_in_batches(mooncake_session_id, transfer_blocks)",
+            "ret = send_in_batches(transfer_blocks)",
         ),
-    ),
-    on(
-        MOONCAKE,
-        f"{MANAGER}.send_kvcache_dcp.process_layer",
-        exchange(
-            "the call with the segments of a layer",
-            m.Attribute(attr=m.Name("_transfer_data")),
-            "self._transfer_data_in_batches",
-        ),
-    ),
-    on(
-        MOONCAKE,
-        MANAGER,
-        after(
-            defines("_transfer_data"),
+        before(
+            defines("process_sliced_draft"),
             '''
-            def _transfer_data_in_batches(self, mooncake_session_id, transfer_blocks) -> int:
-                """Calls of at most max_transfer_batch_indices segments; one that fails is the last."""
+            def send_in_batches(transfer_blocks) -> int:
+                """One that fails is the last."""
                 step = self.max_transfer_batch_indices
                 if step <= 0:
                     return self._transfer_data(mooncake_session_id, transfer_blocks)
@@ -454,7 +442,16 @@ SEND = (
                     if ret != 0:
                         return ret
                 return 0
+
             ''',
+        ),
+    ),
+    on(
+        MOONCAKE,
+        f"{MANAGER}.send_kvcache_dcp.process_layer",
+        substitute(
+            returns() & calls("self._transfer_data"),
+            "return send_in_batches(set_transfer_blocks(src_ptr, dst_ptr, token_item_len, groups))",
         ),
     ),
     on(

@@ -34,6 +34,7 @@ is the one MLA path of DCP that needs Triton alone, with and without
 An FP8 KV cache is refused: neither the write nor the gathered prefix
 knows the scales of a layer. Layers of FP8 checkpoints carry scales with
 any cache; without an FP8 one, rows are written and read without them.
+So is ROCm, whose lean decode kernel returns no LSE.
 """
 
 _TRITON = "sglang.srt.layers.attention.triton_backend"
@@ -81,17 +82,20 @@ EDITS = (
         before(
             assigns("mla_config"),
             """
-            if (
-                self.use_mla
-                and self.dcp_size > 1
-                and model_runner.kv_cache_dtype.itemsize == 1
-            ):
-                # Neither the write nor the gathered prefix knows a layer's scales.
-                raise ValueError(
-                    "The Triton backend supports no FP8 KV cache for MLA models with "
-                    "--dcp-size > 1. Use --kv-cache-dtype auto or another attention "
-                    "backend."
-                )
+            if self.use_mla and self.dcp_size > 1:
+                if _is_hip:
+                    # Its lean decode kernel returns no LSE.
+                    raise ValueError(
+                        "The Triton backend supports no MLA models with --dcp-size > 1 "
+                        "on ROCm. Use another attention backend."
+                    )
+                if model_runner.kv_cache_dtype.itemsize == 1:
+                    # Neither the write nor the gathered prefix knows a layer's scales.
+                    raise ValueError(
+                        "The Triton backend supports no FP8 KV cache for MLA models "
+                        "with --dcp-size > 1. Use --kv-cache-dtype auto or another "
+                        "attention backend."
+                    )
             """,
         ),
     ),

@@ -31,70 +31,81 @@ def deal(dcp_size, interleave_size):
     return hands
 
 
-class TestDcpInterleave(unittest.TestCase):
-    def _each(self):
-        for dcp_size, interleave_size in SHAPES:
-            hands = deal(dcp_size, interleave_size)
-            for rank, hand in enumerate(hands):
-                with self.subTest(
-                    dcp_size=dcp_size, interleave_size=interleave_size, rank=rank
-                ):
-                    yield dcp_size, interleave_size, rank, hand
+def each_rank():
+    for dcp_size, interleave_size in SHAPES:
+        for rank, hand in enumerate(deal(dcp_size, interleave_size)):
+            yield dcp_size, interleave_size, rank, hand
 
+
+class TestDcpInterleave(unittest.TestCase):
     def test_positions_and_rows_of_a_rank(self):
-        for dcp_size, interleave_size, rank, hand in self._each():
-            local = torch.arange(len(hand))
-            positions = get_dcp_positions(local, dcp_size, rank, interleave_size)
-            self.assertEqual(positions.tolist(), hand)
-            rows = collapse_dcp_indices(torch.tensor(hand), dcp_size, interleave_size)
-            self.assertEqual(rows.tolist(), local.tolist())
+        for dcp_size, interleave_size, rank, hand in each_rank():
+            with self.subTest(
+                dcp_size=dcp_size, interleave_size=interleave_size, rank=rank
+            ):
+                local = torch.arange(len(hand))
+                positions = get_dcp_positions(local, dcp_size, rank, interleave_size)
+                self.assertEqual(positions.tolist(), hand)
+                rows = collapse_dcp_indices(
+                    torch.tensor(hand), dcp_size, interleave_size
+                )
+                self.assertEqual(rows.tolist(), local.tolist())
 
     def test_lengths_of_any_chunk(self):
-        for dcp_size, interleave_size, rank, hand in self._each():
-            for start in (0, 1, interleave_size, 37):
-                for length in (0, 1, interleave_size * dcp_size, 90):
-                    want = sum(start <= p < start + length for p in hand)
-                    got = get_dcp_lens(
-                        torch.tensor([length]),
-                        dcp_size,
-                        rank,
-                        torch.tensor([start]),
-                        interleave_size,
-                    )
-                    self.assertEqual(got.tolist(), [want])
+        for dcp_size, interleave_size, rank, hand in each_rank():
+            with self.subTest(
+                dcp_size=dcp_size, interleave_size=interleave_size, rank=rank
+            ):
+                for start in (0, 1, interleave_size, 37):
+                    for length in (0, 1, interleave_size * dcp_size, 90):
+                        want = sum(start <= p < start + length for p in hand)
+                        got = get_dcp_lens(
+                            torch.tensor([length]),
+                            dcp_size,
+                            rank,
+                            torch.tensor([start]),
+                            interleave_size,
+                        )
+                        self.assertEqual(got.tolist(), [want])
 
     def test_localized_indices(self):
-        for dcp_size, interleave_size, rank, hand in self._each():
-            rows = {position: row for row, position in enumerate(hand)}
-            for non_local in (-1, 0):
-                got = localize_dcp_indices(
-                    torch.arange(-1, NUM_TOKENS),
-                    dcp_size,
-                    rank,
-                    interleave_size,
-                    non_local=non_local,
-                )
-                want = [rows.get(p, non_local) for p in range(-1, NUM_TOKENS)]
-                self.assertEqual(got.tolist(), want)
+        for dcp_size, interleave_size, rank, hand in each_rank():
+            with self.subTest(
+                dcp_size=dcp_size, interleave_size=interleave_size, rank=rank
+            ):
+                rows = {position: row for row, position in enumerate(hand)}
+                for non_local in (-1, 0):
+                    got = localize_dcp_indices(
+                        torch.arange(-1, NUM_TOKENS),
+                        dcp_size,
+                        rank,
+                        interleave_size,
+                        non_local=non_local,
+                    )
+                    want = [rows.get(p, non_local) for p in range(-1, NUM_TOKENS)]
+                    self.assertEqual(got.tolist(), want)
 
     def test_rows_of_a_run_of_slots(self):
-        for dcp_size, interleave_size, rank, hand in self._each():
-            # Two pages in an order of their own; the run ends anywhere in the second.
-            page = dcp_size * interleave_size * 2
-            slots = torch.cat(
-                [torch.arange(page) + 3 * page, torch.arange(page) + page]
-            )
-            for length in range(page, 2 * page + 1):
-                got = maybe_dcp_kernel_indices(
-                    slots[:length], dcp_size, rank, interleave_size
+        for dcp_size, interleave_size, rank, hand in each_rank():
+            with self.subTest(
+                dcp_size=dcp_size, interleave_size=interleave_size, rank=rank
+            ):
+                # Two pages in an order of their own; the run ends anywhere in the second.
+                page = dcp_size * interleave_size * 2
+                slots = torch.cat(
+                    [torch.arange(page) + 3 * page, torch.arange(page) + page]
                 )
-                owned = [position for position in hand if position < length]
-                want = [
-                    int(slots[position]) // page * (page // dcp_size)
-                    + hand.index(position % page)
-                    for position in owned
-                ]
-                self.assertEqual(got.tolist(), want)
+                for length in range(page, 2 * page + 1):
+                    got = maybe_dcp_kernel_indices(
+                        slots[:length], dcp_size, rank, interleave_size
+                    )
+                    owned = [position for position in hand if position < length]
+                    want = [
+                        int(slots[position]) // page * (page // dcp_size)
+                        + hand.index(position % page)
+                        for position in owned
+                    ]
+                    self.assertEqual(got.tolist(), want)
 
 
 if __name__ == "__main__":

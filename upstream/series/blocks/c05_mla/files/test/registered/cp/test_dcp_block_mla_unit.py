@@ -25,6 +25,7 @@ from sglang.srt.layers.dcp.layout import (
 )
 from sglang.srt.layers.dcp.planner import plan_dcp_decode_metadata
 from sglang.srt.mem_cache import memory_pool
+from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from sglang.srt.runtime_context import get_parallel
 from sglang.test.ci.ci_register import register_cuda_ci
@@ -305,16 +306,26 @@ class TestDcpBlockMla(unittest.TestCase):
             self.assertTrue(torch.equal(seen["causal_seqlens_kv_global"], bound))
 
     def test_pool_takes_the_localized_loc(self):
-        pool = object.__new__(MLATokenToKVPool)
-        for interleave_size, resolved, write_span in ((1, False, 4), (8, True, 1)):
+        for interleave_size, is_draft, resolved in (
+            (1, False, False),
+            (8, False, True),
+            (8, True, False),
+        ):
+            pool = object.__new__(MLATokenToKVPool)
+            pool.dcp_replicated = is_draft
             with dcp(4, 0, interleave_size):
+                KVIndexTranslator(
+                    req_to_token=torch.zeros(2, 8, dtype=torch.int32),
+                    token_to_kv_pool_allocator=SimpleNamespace(),
+                    token_to_kv_pool=pool,
+                    page_size=8,
+                    device="cpu",
+                    is_draft_worker=is_draft,
+                )
                 self.assertEqual(pool.write_loc_is_dcp_resolved, resolved)
-                self.assertEqual(pool._write_loc_dcp_span, write_span)
-                self.assertEqual(pool._slot_dcp_span, 4)
-                pool.dcp_replicated = True
-                self.assertFalse(pool.write_loc_is_dcp_resolved)
-                self.assertEqual(pool._slot_dcp_span, 1)
-                pool.dcp_replicated = False
+                is_local = resolved or is_draft
+                self.assertEqual(pool._write_loc_dcp_span, 1 if is_local else 4)
+                self.assertEqual(pool._slot_dcp_span, 1 if is_draft else 4)
 
     def test_rows_come_back_from_the_host(self):
         # The slots of three pages as a request of 29 tokens has them.

@@ -118,12 +118,14 @@ class TestDecodeRejectsPrefill(unittest.TestCase):
             prefill_info_table={"good:1": object()},
             server_socket=None,
         )
+        self.num_asked = 0
         self.queue = object.__new__(DecodePreallocQueue)
         self.queue.__dict__.update(
             kv_manager=self.manager,
             _ensure_last_attempt_time={},
             _ensure_retry_count={},
             _ensure_retry_interval=0,
+            _prefill_rejections={},
             _max_ensure_retries=15,
         )
 
@@ -138,8 +140,10 @@ class TestDecodeRejectsPrefill(unittest.TestCase):
         waiting = {}
         for request in requests:
             waiting.setdefault(request.kv_receiver.bootstrap_addr, []).append(request)
-        with mock.patch.object(common.requests, "get", return_value=answer):
-            return self.queue._ensure_prefill_info(waiting)
+        with mock.patch.object(common.requests, "get", return_value=answer) as get:
+            result = self.queue._ensure_prefill_info(waiting)
+        self.num_asked += get.call_count
+        return result
 
     def test_others_are_served_beside_one_that_does_not_fit(self):
         bad, good = self._request("bad:1", 7), self._request("good:1", 8)
@@ -149,9 +153,14 @@ class TestDecodeRejectsPrefill(unittest.TestCase):
         self.assertIn("page_size=16", self.manager.failure_records[7])
         self.assertEqual(self.manager.request_status[8], KVPoll.Bootstrapping)
 
-    def test_it_is_asked_anew_at_once(self):
-        # A rank that paused would fail "in another rank", without the reason.
+    def test_the_next_ones_are_told_the_same_without_asking(self):
         self.queue._ensure_retry_interval = 60
+        for room in (7, 8):
+            self._ensure(16, self._request("bad:1", room))
+            self.assertIn("page_size=16", self.manager.failure_records[room])
+        self.assertEqual(self.num_asked, 1)
+
+    def test_it_is_asked_anew_later(self):
         self._ensure(16, self._request("bad:1", 7))
         self.assertNotIn("bad:1", self.manager.prefill_info_table)
         later = self._request("bad:1", 9)

@@ -308,15 +308,15 @@ class TestRegistrationFrame(unittest.TestCase):
 class TestSend(unittest.TestCase):
     ROW, PAGE = 4, 8
 
-    def _segments(self, block_size, **more):
+    def _segments(self, block_size, status=0, **more):
         """Segments of each call for rank 1 of 2: four pages here, two there, one layer."""
         manager = _manager(page=self.PAGE, item_lens=[self.ROW * self.PAGE], **more)
         manager.kv_args.__dict__.update(kv_data_ptrs=[1000], kv_layer_ids=[])
         manager.__dict__.update(enable_custom_mem_pool=False, is_mla_backend=True)
         manager.get_mla_kv_ptrs_with_pp = lambda src, dst: (src, dst, len(src))
         calls = []
-        manager._transfer_data = lambda session, blocks: calls.append(blocks) or 0
-        status = manager.send_kvcache_dcp(
+        manager._transfer_data = lambda session, blocks: calls.append(blocks) or status
+        got = manager.send_kvcache_dcp(
             "one",
             np.arange(4),
             [5000],
@@ -331,7 +331,7 @@ class TestSend(unittest.TestCase):
             dst_layer_ids=[],
             dst_dcp_block_size=block_size,
         )
-        self.assertEqual(status, 0)
+        self.assertEqual(got, status)
         return calls
 
     def test_a_block_is_one_segment(self):
@@ -343,6 +343,10 @@ class TestSend(unittest.TestCase):
     def test_in_batches_where_a_limit_is_set(self):
         calls = self._segments(1, max_transfer_batch_indices=6)
         self.assertEqual([len(call) for call in calls], [6, 6, 4])
+
+    def test_a_batch_that_fails_is_the_last(self):
+        calls = self._segments(1, status=-1, max_transfer_batch_indices=6)
+        self.assertEqual([len(call) for call in calls], [6])
 
 
 class TestTransferWorker(unittest.TestCase):
@@ -417,27 +421,6 @@ class TestPacking(unittest.TestCase):
         for block_size, limit in ((1, 32), (8, 32), (16, None)):
             manager.decode_kv_args_table["one"] = _peer(block_size)
             self.assertEqual(CommonKVSender.get_max_transfer_tokens(sender), limit)
-
-    def test_batches(self):
-        manager = _manager()
-        calls = []
-        results = defaultdict(int)
-
-        def transfer(session, blocks):
-            calls.append(blocks)
-            return results[len(calls)]
-
-        manager._transfer_data = transfer
-        self.assertEqual(manager._transfer_data_in_batches("one", [1, 2, 3]), 0)
-        self.assertEqual(calls, [[1, 2, 3]])
-        calls.clear()
-        manager.max_transfer_batch_indices = 2
-        self.assertEqual(manager._transfer_data_in_batches("one", [1, 2, 3]), 0)
-        self.assertEqual(calls, [[1, 2], [3]])
-        calls.clear()
-        results[1] = -1
-        self.assertEqual(manager._transfer_data_in_batches("one", [1, 2, 3]), -1)
-        self.assertEqual(calls, [[1, 2]])
 
 
 class TestRoute(unittest.TestCase):

@@ -212,15 +212,26 @@ class TestDcpTritonMla(unittest.TestCase):
         want = torch.logsumexp(parts, -1)[:, None].expand(2, HEADS)
         torch.testing.assert_close(lse, want)
 
-    def test_an_fp8_kv_cache_is_refused(self):
-        model_runner = MagicMock(kv_cache_dtype=torch.float8_e4m3fn)
+    def test_fp8_kv_caches_and_rocm_are_refused(self):
+        for dtype, is_hip, text in (
+            (torch.float8_e4m3fn, False, "no FP8 KV cache"),
+            (torch.bfloat16, True, "on ROCm"),
+        ):
+            with (
+                self.subTest(text),
+                patch.object(triton_backend, "_is_hip", is_hip),
+                self.assertRaisesRegex(ValueError, text),
+            ):
+                self._start(dtype)
+
+    def _start(self, dtype):
+        model_runner = MagicMock(kv_cache_dtype=dtype, is_draft_worker=False)
         model_runner.model_config.attention_arch = AttentionArch.MLA
         parallel = MagicMock(attn_dcp_size=2, attn_tp_size=2)
         with (
             patch.object(triton_backend, "get_parallel", lambda: parallel),
             patch.object(triton_backend, "get_exec", MagicMock()),
             patch.object(triton_backend, "get_spec", MagicMock()),
-            self.assertRaisesRegex(ValueError, "no FP8 KV cache"),
         ):
             TritonAttnBackend(model_runner)
 

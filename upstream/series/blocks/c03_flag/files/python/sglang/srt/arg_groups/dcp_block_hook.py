@@ -34,7 +34,7 @@ def validate_dcp_block_size(server_args: Any) -> None:
     platform = get_platform()
     others = (platform.is_hip, platform.is_npu, platform.is_xpu, platform.is_musa)
     if any(others):
-        raise ValueError("--dcp-block-size is supported on CUDA only.")
+        raise ValueError("--dcp-block-size is not supported on ROCm, NPU, XPU or MUSA.")
     if block_size == 1:
         return
     if cfg.page_size % block_size:
