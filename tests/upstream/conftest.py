@@ -35,3 +35,11 @@ def built(release, touched, tmp_path_factory):
             tree.add(folder, one)
         spans[name] = (first, tree.git(folder, "rev-parse", "HEAD").strip())
     return folder, spans
+
+
+@pytest.fixture(scope="session")
+def series_context():
+    """Patched modules are loaded beside installed ones, whose ``runtime_context`` lacks the function of the series."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sglang.srt.runtime_context.dcp_interleave_size", lambda: 1, raising=False)
+        yield

@@ -135,6 +135,9 @@ def test_a_tuple_gets_an_element_in_its_own_layout():
     source = 'NAMES = (\n    "a",\n    "b",\n)\n'
     got = edit.apply(source, edit.on("m", "", edit.add_element("NAMES", '"c"')))
     assert got == 'NAMES = (\n    "a",\n    "b",\n    "c",\n)\n'
+    source = 'NAMES: frozenset = frozenset(\n    {\n        "a",\n        "b",\n    }\n)\n'
+    got = edit.apply(source, edit.on("m", "", edit.add_element("NAMES", '"c"')))
+    assert got == source.replace('"b",\n', '"b",\n        "c",\n')
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ SHAPES = [(2, 1), (4, 4), (8, 8)]
 
 
 @pytest.fixture(scope="module")
-def native(built):
+def native(built, series_context):
     """native(dotted module) -> that module of the patched tree; the modules it imports are the installed ones."""
     folder, _ = built
 
@@ -144,11 +144,12 @@ def test_shares_of_chunks_and_their_gather(native, layout_module, monkeypatch):
                         received.copy_(torch.cat(sent))
 
                 parallel = types.SimpleNamespace(
-                    dcp_enabled=True, dcp_size=size, dcp_rank=rank, dcp_interleave_size=block,
+                    dcp_enabled=True, dcp_size=size, dcp_rank=rank,
                     dcp_group=types.SimpleNamespace(all_gather_into_tensor=exchange),
                 )  # fmt: skip
                 for module in (comm, layout_module):
                     monkeypatch.setattr(module, "get_parallel", lambda parallel=parallel: parallel)
+                    monkeypatch.setattr(module, "dcp_interleave_size", lambda block=block: block)
                 # The installed layout is not the patched one that this module would have.
                 monkeypatch.setattr(comm, "get_dcp_lens", layout_module.get_dcp_lens)
                 own = layout_module.filter_dcp_local_chunk_kv_indices(torch.arange(len(tokens)), starts, lens)

@@ -32,7 +32,7 @@ RANK = 3
 
 
 @pytest.fixture(scope="module")
-def native():
+def native(series_context):
     """The modules of disaggregation as the series leaves them: ``utils``, ``conn``, ``mooncake``."""
     tree = fingerprint.installed_tree().parent
     sources = {name: (tree / f"{name.replace('.', '/')}.py").read_text() for name in MODULES}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import libcst as cst
+import libcst.matchers as m
 
 from upstream.edit.anchors import Where, assigns, returns, tests
 from upstream.edit.change import Change
@@ -112,16 +113,17 @@ def returning(code: str, *, expected: int = 1) -> Change:
 
 
 def add_element(name: str, code: str) -> Change:
-    """Add an element at the end of the tuple or list that is assigned to ``name``, laid out as its neighbours are."""
+    """Add an element at the end of the tuple, list or set that is assigned to ``name``, laid out as its neighbours are."""
 
     def make(node: Statement) -> list[cst.CSTNode]:
-        statement = cst.ensure_type(node, cst.SimpleStatementLine)
-        assign = cst.ensure_type(statement.body[0], cst.Assign)
-        assert isinstance(assign.value, cst.Tuple | cst.List)
-        *head, last = assign.value.elements
+        whole = m.findall(node, m.Tuple() | m.List() | m.Set())[0]
+        assert isinstance(whole, cst.Tuple | cst.List | cst.Set)
+        *head, last = whole.elements
         new = cst.Element(expression(code), comma=last.comma)
-        value = assign.value.with_changes(elements=[*head, last.with_changes(comma=head[-1].comma), new])
-        return [statement.with_changes(body=[assign.with_changes(value=value)])]
+        longer = whole.with_changes(elements=[*head, last.with_changes(comma=head[-1].comma), new])
+        changed = node.deep_replace(whole, longer)
+        assert isinstance(changed, cst.CSTNode)
+        return [changed]
 
     where = assigns(name)
     return AtStatement(where.text, where=where, make=make)

@@ -7,7 +7,9 @@ MESSAGE = """
 
 The number of consecutive tokens that one DCP rank holds. Unset is what
 it was on every platform: single tokens, and runs of a page on NPU. The
-code reads it as get_parallel().dcp_interleave_size.
+code reads it through dcp_interleave_size(). That is no derived width of
+the parallel context, since reads of those fail where nothing has been
+published, and DCP code runs there without blocks, e.g. in unit tests.
 
 An unset page size follows the block size, since blocks divide pages and
 the default page of CUDA is one token. Combinations that have no path
@@ -34,16 +36,6 @@ EDITS = (
             ] = None
             """,
         ),
-        after(
-            assigns("dcp_enabled"),
-            """
-            dcp_interleave_size = Derived(
-                fn="sglang.srt.runtime_context.dcp_interleave_size_of",
-                doc="Consecutive positions that one decode context-parallel rank holds "
-                "before the next rank's begin: `dcp_block_size`, one where unset.",
-            )
-            """,
-        ),
     ),
     on("sglang.srt.arg_groups.field_order", "", add_element("POSITIONAL_FIELD_ORDER", '"dcp_block_size"')),
     on(
@@ -52,9 +44,15 @@ EDITS = (
         after(
             defines("dcp_enabled_of"),
             '''
-            def dcp_interleave_size_of(cfg: Any) -> int:
-                """`dcp_interleave_size`, computed at publish: `dcp_block_size` or one."""
-                return cfg.dcp_block_size or 1
+            def dcp_interleave_size() -> int:
+                """Consecutive positions that one decode context-parallel rank holds.
+
+                `dcp_block_size`; one where that is unset, or nothing is published.
+                """
+                try:
+                    return get_parallel().dcp_block_size or 1
+                except ValueError:
+                    return 1
             ''',
         ),
     ),
@@ -69,6 +67,7 @@ EDITS = (
             """,
         ),
     ),
+    on("sglang.srt.arg_groups.resolution_hooks", "", add_element("_OVERRIDABLE_HOOKS", '"validate_dcp_block_size"')),
     on(
         "sglang.srt.arg_groups.pipeline",
         "run_resolution_pipeline",

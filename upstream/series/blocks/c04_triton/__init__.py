@@ -56,9 +56,9 @@ EDITS = (
         condition(
             reads("_is_npu", "dcp_enabled", "is_draft_worker"),
             """
-            parallel.dcp_enabled
+            (_is_npu or dcp_interleave_size() > 1)
+            and parallel.dcp_enabled
             and not is_draft_worker
-            and (_is_npu or parallel.dcp_interleave_size > 1)
             """,
         ),
         comment(
@@ -70,13 +70,13 @@ EDITS = (
             replicated draft pool keep the slots the window is planned in.
             """,
         ),
-        set_argument("partial", "interleave_size", "page_size if _is_npu else parallel.dcp_interleave_size"),
+        set_argument("partial", "interleave_size", "page_size if _is_npu else dcp_interleave_size()"),
         add_argument("partial", "non_local=-1 if _is_npu else 0"),
     ),
     on(
         _TRITON,
         "TritonAttnBackend._set_kv_buffer",
-        condition(reads("self", "dcp_size"), "self.dcp_size > 1 and get_parallel().dcp_interleave_size == 1"),
+        condition(reads("self", "dcp_size"), "self.dcp_size > 1 and dcp_interleave_size() == 1"),
         comment(
             tests() & reads("self", "dcp_size"),
             """
@@ -88,7 +88,13 @@ EDITS = (
         ),
     ),
     # Reads.
-    on(_TRANSLATOR, "", add_import("sglang.srt.layers.dcp.layout", "collapse_dcp_indices")),
+    on(
+        _TRANSLATOR,
+        "",
+        add_import("sglang.srt.layers.dcp.layout", "collapse_dcp_indices"),
+        add_import("sglang.srt.runtime_context", "dcp_interleave_size"),
+    ),
+    on(_TRITON, "", add_import("sglang.srt.runtime_context", "dcp_interleave_size")),
     on(
         _TRANSLATOR,
         "KVIndexTranslator.translate_dcp_read_ids",
@@ -104,7 +110,7 @@ EDITS = (
             assigns("widened_ids"),
             """
             widened_ids = collapse_dcp_indices(
-                widened_ids, dcp_size, get_parallel().dcp_interleave_size
+                widened_ids, dcp_size, dcp_interleave_size()
             )
             """,
         ),
@@ -112,12 +118,12 @@ EDITS = (
     on(
         _TRITON,
         "TritonAttnBackend._dcp_lens",
-        add_argument("get_dcp_lens", "get_parallel().dcp_interleave_size"),
+        add_argument("get_dcp_lens", "dcp_interleave_size()"),
     ),
     on(
         _TRITON,
         "TritonAttnBackend._dcp_kv_indices",
-        add_argument("create_triton_kv_indices_for_dcp_triton", "get_parallel().dcp_interleave_size"),
+        add_argument("create_triton_kv_indices_for_dcp_triton", "dcp_interleave_size()"),
     ),
     on(
         _KERNELS,

@@ -59,11 +59,15 @@ EDITS = (
             'MLA_BACKENDS: frozenset = frozenset({"flashinfer", "trtllm_mla", "cutedsl_mla"})',
         ),
     ),
+    *(
+        on(module, "", add_import("sglang.srt.runtime_context", "dcp_interleave_size"))
+        for module in (_LAYOUT, _PLANNER, _COMM, _POOL, _FLASHINFER, _TRTLLM, _CUTEDSL)
+    ),
     # Lengths, and this rank's share of a prefix.
     on(
         _LAYOUT,
         "update_local_kv_lens_for_dcp",
-        add_argument("get_dcp_lens", "interleave_size=parallel.dcp_interleave_size"),
+        add_argument("get_dcp_lens", "interleave_size=dcp_interleave_size()"),
     ),
     on(
         _LAYOUT,
@@ -82,7 +86,7 @@ EDITS = (
                 """
                 parallel = get_parallel()
                 layout = (parallel.dcp_size, parallel.dcp_rank)
-                interleave_size = parallel.dcp_interleave_size
+                interleave_size = dcp_interleave_size()
                 starts, lens = chunk_starts_cpu.long(), chunk_seq_lens_cpu.long()
                 firsts = get_dcp_lens(starts, *layout, interleave_size=interleave_size)
                 counts = get_dcp_lens(lens, *layout, starts, interleave_size)
@@ -102,7 +106,7 @@ EDITS = (
         before(
             assigns("dcp_size"),
             """
-            if parallel.dcp_interleave_size > 1:
+            if dcp_interleave_size() > 1:
                 return _filter_dcp_blocks(kv_indices, chunk_starts_cpu, chunk_seq_lens_cpu)
 
             """,
@@ -119,7 +123,7 @@ EDITS = (
         before(
             assigns("translator"),
             """
-            if parallel.dcp_interleave_size > 1:
+            if dcp_interleave_size() > 1:
                 prefix_lens_cpu = torch.as_tensor(extend_prefix_lens_cpu)
                 dcp_widened_prefix = filter_dcp_local_chunk_kv_indices(
                     dcp_prefix_kv_indices, torch.zeros_like(prefix_lens_cpu), prefix_lens_cpu
@@ -154,7 +158,7 @@ EDITS = (
             `KVIndexTranslator.translate_dcp_read_ids`.
             """
         ),
-        add_argument("update_kv_lens_and_indices", "interleave_size=parallel.dcp_interleave_size"),
+        add_argument("update_kv_lens_and_indices", "interleave_size=dcp_interleave_size()"),
     ),
     on(
         _KERNELS,
@@ -177,7 +181,7 @@ EDITS = (
         exchange(
             "the shape of what was gathered",
             m.BinaryOperation(left=m.Tuple(), operator=m.Add(), right=m.Attribute(m.Name("kv_a"), m.Name("shape"))),
-            "(dcp_world_size, -1, parallel.dcp_interleave_size) + kv_a.shape[1:]",
+            "(dcp_world_size, -1, dcp_interleave_size()) + kv_a.shape[1:]",
         ),
     ),
     on(
@@ -187,7 +191,7 @@ EDITS = (
             assigns("left_pads") & reads("dcp_rank"),
             """
             # Every rank sends the cycles that a part lies in, whole: equally many rows.
-            interleave_size = parallel.dcp_interleave_size
+            interleave_size = dcp_interleave_size()
             cycle = dcp_world_size * interleave_size
             first_cycles = prefix_starts_cpu // cycle
             end_cycles = (prefix_starts_cpu + prefix_kv_lens_cpu + cycle - 1) // cycle
@@ -243,9 +247,8 @@ EDITS = (
             @property
             def _slot_dcp_span(self) -> int:
                 \"\"\"How many slots of `req_to_token` one stored row spans.\"\"\"
-                parallel = get_parallel()
-                if parallel.dcp_enabled and parallel.dcp_interleave_size > 1:
-                    return 1 if self.dcp_replicated else parallel.attn_dcp_size
+                if self.write_loc_is_dcp_resolved and dcp_interleave_size() > 1:
+                    return get_parallel().attn_dcp_size
                 return self._write_loc_dcp_span
             """,
         ),
@@ -259,7 +262,7 @@ EDITS = (
                 m.Attribute(m.Name("self"), m.Name("_write_loc_dcp_span")),
                 "self._slot_dcp_span",
             ),
-            add_argument("maybe_dcp_kernel_indices", "get_parallel().dcp_interleave_size"),
+            add_argument("maybe_dcp_kernel_indices", "dcp_interleave_size()"),
         )
         for copy in ("get_cpu_copy", "load_cpu_copy")
     ),
@@ -271,7 +274,7 @@ EDITS = (
         before(
             assigns("out") & reads("view"),
             """
-            if get_parallel().dcp_interleave_size > 1:
+            if dcp_interleave_size() > 1:
                 # Short requests have no KV on the last ranks; nothing is known of rows
                 # that the wrapper had nothing to attend to.
                 kv_indptr = self.indices_updater_decode.kv_indptr[: out.shape[0] + 1]
@@ -288,7 +291,7 @@ EDITS = (
         after(
             assigns("self._fused_set_kv_concat_q_fp8"),
             """
-            if get_parallel().dcp_interleave_size > 1:
+            if dcp_interleave_size() > 1:
                 # The plan has localized the loc, which the fused kernel does not take.
                 self._fused_set_kv_concat_q_fp8 = False
             """,
@@ -297,7 +300,7 @@ EDITS = (
     on(
         _TRTLLM,
         "TRTLLMMLABackend._get_dcp_local_seq_lens",
-        add_argument("get_dcp_lens", "interleave_size=parallel.dcp_interleave_size"),
+        add_argument("get_dcp_lens", "interleave_size=dcp_interleave_size()"),
     ),
     on(
         _TRTLLM,
@@ -316,7 +319,7 @@ EDITS = (
         after(
             tests() & reads("causal_seqs"),
             """
-            if get_parallel().dcp_interleave_size > 1:
+            if dcp_interleave_size() > 1:
                 # The kernel masks row i by position i * cp_world + cp_rank. One query
                 # token sees every row of its rank: bound the mask by those alone.
                 assert query.shape[1] == 1, "blocks know no mask for several queries"

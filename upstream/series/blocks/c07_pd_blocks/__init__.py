@@ -136,8 +136,13 @@ AGREEMENT = (
     ),
     on(
         COMMON,
+        "CommonKVManager",
+        before(defines("__init__"), "dcp_block_size: int = 1  # tokens"),
+    ),
+    on(
+        COMMON,
         "CommonKVManager.__init__",
-        after(assigns("self.dcp_rank"), "self.dcp_block_size = parallel.dcp_interleave_size"),
+        after(assigns("self.dcp_rank"), "self.dcp_block_size = dcp_interleave_size()"),
     ),
     on(
         COMMON,
@@ -321,7 +326,12 @@ STATUS = (
         ),
         add_argument("self.send_kv_status_message", "dcp_block_size=dcp_block_size"),
     ),
-    on(COMMON, "", add_import(UTILS, "dcp_block_size_frames")),
+    on(
+        COMMON,
+        "",
+        add_import(UTILS, "dcp_block_size_frames"),
+        add_import("sglang.srt.runtime_context", "dcp_interleave_size"),
+    ),
 )
 
 SEND = (

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from sglang.srt.arg_groups import dcp_block_hook
 from sglang.srt.arg_groups.overrides import _page_size_default
-from sglang.srt.runtime_context import dcp_interleave_size_of
+from sglang.srt.runtime_context import dcp_interleave_size, get_parallel
 from sglang.srt.server_args import ServerArgs
 from sglang.test.ci.ci_register import register_cpu_ci
 
@@ -135,11 +135,11 @@ class TestDcpBlockSizeArgs(unittest.TestCase):
         self.assertEqual(_page_size_default(view), {})
 
     def test_interleave_size(self):
-        args = ServerArgs(model_path="dummy")
-        self.assertIsNone(args.dcp_block_size)
-        self.assertEqual(dcp_interleave_size_of(args), 1)
-        args = ServerArgs(model_path="dummy", dcp_block_size=16)
-        self.assertEqual(dcp_interleave_size_of(args), 16)
+        self.assertIsNone(ServerArgs(model_path="dummy").dcp_block_size)
+        self.assertEqual(dcp_interleave_size(), 1)
+        for block_size, interleave_size in ((None, 1), (16, 16)):
+            with get_parallel().override(dcp_block_size=block_size):
+                self.assertEqual(dcp_interleave_size(), interleave_size)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def dcp(size, rank, interleave_size):
         attn_dcp_size=size,
         dcp_rank=rank,
         attn_dcp_rank=rank,
-        dcp_interleave_size=interleave_size,
+        dcp_block_size=interleave_size,
     )
 
 

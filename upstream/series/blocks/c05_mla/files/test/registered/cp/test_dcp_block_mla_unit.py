@@ -46,7 +46,7 @@ def dcp(size, rank, interleave_size, **kwargs):
         attn_dcp_size=size,
         dcp_rank=rank,
         attn_dcp_rank=rank,
-        dcp_interleave_size=interleave_size,
+        dcp_block_size=interleave_size,
         **kwargs,
     )
 
