@@ -65,6 +65,38 @@ def test_a_stock_one_is_refused_with_the_reason_and_others_go_on(bootstrap, coun
     assert counted == ["decode no_blocks"] * 2, "once each time it is asked"
 
 
+def test_the_next_requests_are_told_the_same_without_asking(bootstrap, counted):
+    """A question can take seconds of the scheduler, which all requests share."""
+    address, queue = bootstrap(), Queue()
+    queue._ensure_retry_interval = 60.0
+    report(address, Capability(handshake.PROTOCOL, 1, 1, 16, "d"))
+    _, first = queue.ask(address)
+    report(address)  # would be taken, if it were asked
+    assert queue.ask(address) == ([], first)
+    assert counted == ["decode layout"], "counted where it is judged"
+    queue._ensure_retry_interval = 0.0
+    assert queue.ask(address) == ([address], {}), "asked anew later"
+
+
+def test_the_pause_begins_when_the_answer_is_there(bootstrap, counted, monkeypatch):
+    monkeypatch.setattr(pd_capability, "PATIENCE_SECONDS", 0.5)
+    address, queue = bootstrap(), Queue()
+    queue._ensure_retry_interval = 0.4
+    queue.ask(address)
+    queue.ask(address)
+    assert counted == ["decode withheld"]
+
+
+def test_a_refused_one_that_was_mended_is_ready(bootstrap, counted, monkeypatch):
+    monkeypatch.setattr(pd_capability, "PATIENCE_SECONDS", 0.1)
+    address, queue = bootstrap(), Queue()
+    queue.ask(address)
+    report(address)
+    assert queue.ask(address) == ([address], {})
+    queue._ensure_retry_interval = 60.0
+    assert queue.ask(address) == ([address], {}), "no refusal is kept of one that is ready"
+
+
 def test_with_block_size_1_a_stock_one_is_as_good(bootstrap, monkeypatch):
     monkeypatch.setattr(active, "_layout", DcpLayout(2, 1))
     stock = bootstrap(knows_blocks=False)

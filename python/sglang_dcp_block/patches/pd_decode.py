@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from typing import Any
 from urllib.parse import urlencode
 
@@ -29,7 +30,8 @@ def ask_prefill_first(
     """AROUND ``DecodePreallocQueue._ensure_prefill_info``: only prefill servers that place by blocks as agreed pass.
 
     A refused server costs its own requests, which end with the reason; requests to other servers go on. Upstream's own
-    refusals of a server, which would take the scheduler down, end the same way.
+    refusals of a server, which would take the scheduler down, end the same way.  Requests that come within upstream's retry
+    interval after that end without another question: a question can hold up the scheduler for seconds.
 
     Args:
         addr_to_reqs: bootstrap address -> requests that wait for it.
@@ -38,7 +40,12 @@ def ask_prefill_first(
     """
     ready: dict[str, list[Any]] = {}
     remaining: list[Any] = []
+    refused_at: dict[str, tuple[float, Refusal]] = vars(queue).setdefault("dcp_block_refused_at", {})
     for addr, requests_there in addr_to_reqs.items():
+        at, refusal = refused_at.get(addr, (0.0, None))
+        if refusal is not None and time.monotonic() - at < queue._ensure_retry_interval:
+            _fail(requests_there, addr, refusal)
+            continue
         known = addr in queue.kv_manager.prefill_info_table
         refusal = None
         try:
@@ -52,8 +59,10 @@ def ask_prefill_first(
                     queue.kv_manager.prefill_info_table.pop(addr, None)
         if refusal is not None:
             peer_refusals.count(peer_refusals.RefusedBy.DECODE, refusal.reason)
-            _fail(requests_there, f"prefill server {addr} refused: {refusal}")
+            refused_at[addr] = time.monotonic(), refusal
+            _fail(requests_there, addr, refusal)
             continue
+        refused_at.pop(addr, None)
         ready.update(ready_here)
         remaining.extend(remaining_here)
     return ready, remaining
@@ -142,9 +151,10 @@ def _has_blocks_built_in(addr: str, ours: Side) -> bool:
     return handshake.knows_blocks(json.loads(body))
 
 
-def _fail(decode_requests: list[Any], reason: str) -> None:
+def _fail(decode_requests: list[Any], addr: str, refusal: Refusal) -> None:
     from sglang.srt.disaggregation.base import KVPoll
 
+    reason = f"prefill server {addr} refused: {refusal}"
     logger.error("%s", reason)
     for decode_request in decode_requests:
         receiver = decode_request.kv_receiver

@@ -62,6 +62,7 @@ def count(side: RefusedBy, reason: Reason) -> None:
     """Count one refusal.
 
     Rule: once for each time that a rank is asked to judge and refuses, which is per prefill server and round of waiting
-    requests (decode), per registration or message (prefill), and per success that is turned down (``NO_ECHO``).
+    requests (decode; not those told the same without asking), per registration or message (prefill), and per success
+    that is turned down (``NO_ECHO``).
     """
     prometheus.write(lambda metrics: metrics["refusals"].labels(side.value, reason.value).inc())
