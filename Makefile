@@ -31,6 +31,7 @@ help: ## list the targets
 venv: $(STAMP) ## make .venv with SGLang for CPUs, this package and the tools
 
 $(STAMP): $(REQUIREMENTS) pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo 'expected Python 3.11 or newer, found no program "$(PYTHON)": try make PYTHON=python3.11'; exit 1; }
 	@$(PYTHON) -c 'import sys; v = "%d.%d.%d" % sys.version_info[:3]; sys.version_info >= (3, 11) or sys.exit("expected Python 3.11 or newer, got %s from \"$(PYTHON)\": try make PYTHON=python3.11" % v)'
 	@echo 'Installing into $(VENV): 3 to 5 minutes and about 3 GB.'
 	$(PYTHON) -m venv $(VENV)
@@ -101,7 +102,7 @@ fork: venv ## SGLang with the series, as a wheel in dist/fork
 	$(BIN)/python -m upstream fork $(ARGS)
 
 upstream-check: venv ## what has moved in another SGLang: make upstream-check VERSION=0.5.22 ARGS=--diff
-	$(BIN)/python -m upstream.check $(VERSION) $(ARGS)
+	$(BIN)/python -m upstream.check $(or $(VERSION),$(error expected the release to look at: make upstream-check VERSION=0.5.22)) $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

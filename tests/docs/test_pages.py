@@ -136,6 +136,7 @@ def test_times_are_the_same_wherever_they_stand() -> None:
         "README.md": ("make venv", "make demo", "make test"),
         "CONTRIBUTING.md": ("make test",),
         "docs/demos.md": ("make venv", "make demo"),
+        "upstream/__main__.py": ("make upstream-verify ARGS=--engine",),
         "Makefile": ("make venv", "make demo", "make test", "make upstream-verify ARGS=--engine"),
     }.items():
         page = (ROOT / name).read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import pytest
 from commands import run
 
 from sglang_dcp_block.cpu import cpu_environment
-from sglang_dcp_block.cpu.environment import DEFAULTS, PRELOAD, REQUIRED
+from sglang_dcp_block.cpu.environment import DEFAULTS, MAX_RANKS, PRELOAD, REQUIRED, SCRIPTS
 
 CLI = [sys.executable, "-m", "sglang_dcp_block.cpu"]
 
@@ -41,20 +41,27 @@ class TestVariables:
         assert cpu_environment(1, {"PYTHONPATH": "/a::/b"})["PYTHONPATH"].split(":") == [str(PRELOAD), "/a", "/b"]
         assert cpu_environment(1, {})["PYTHONPATH"] == str(PRELOAD)
 
+    def test_programs_of_this_python_come_first(self) -> None:
+        """Nobody has to activate the virtual environment, or gets the system's Python without SGLang."""
+        assert Path(SCRIPTS, "sglang").exists()
+        assert cpu_environment(1, {"PATH": f"/a:{SCRIPTS}:/b"})["PATH"] == f"{SCRIPTS}:/a:/b"
+        assert cpu_environment(1, {})["PATH"] == f"{SCRIPTS}:{os.defpath}"
+
     def test_allow_list_of_plugins_is_widened(self) -> None:
         assert cpu_environment(1, {"SGLANG_PLUGINS": "a, b"})["SGLANG_PLUGINS"] == "a,b,dcp_block_cpu"
         assert "SGLANG_PLUGINS" not in cpu_environment(1, {"SGLANG_PLUGINS": "dcp_block_cpu"})
         assert "SGLANG_PLUGINS" not in cpu_environment(1, {})
 
     def test_twice_is_once(self) -> None:
-        once = {"PYTHONPATH": "/a", "SGLANG_PLUGINS": "b"}
+        once = {"PATH": "/bin", "PYTHONPATH": "/a", "SGLANG_PLUGINS": "b"}
         once |= cpu_environment(3, once)
         assert once | cpu_environment(3, once) == once
 
-    @pytest.mark.parametrize("ranks", [0, -1])
-    def test_refuses_less_than_one_rank(self, ranks: int) -> None:
-        with pytest.raises(ValueError, match=f"ranks: expected at least 1, got {ranks}"):
+    @pytest.mark.parametrize("ranks", [0, -1, MAX_RANKS + 1, 10**30])
+    def test_refuses_other_numbers_of_ranks(self, ranks: int) -> None:
+        with pytest.raises(ValueError, match=f"ranks: expected 1 to {MAX_RANKS}, got {ranks}"):
             cpu_environment(ranks)
+        assert cpu_environment(MAX_RANKS)
 
     def test_refuses_no_cores(self) -> None:
         with pytest.raises(ValueError, match="cores: expected at least one core, got none"):
@@ -67,8 +74,9 @@ class TestCommandLine:
         [
             ([], "expected a command after --, got none"),
             (["--"], "expected a command after --, got none"),
-            (["--ranks", "0", "--", "true"], "argument --ranks: expected a whole number of at least 1, got '0'"),
-            (["--ranks", "two", "--", "true"], "argument --ranks: expected a whole number of at least 1, got 'two'"),
+            (["--ranks", "0", "--", "true"], "argument --ranks: expected a whole number from 1 to 1024, got '0'"),
+            (["--ranks", "two", "--", "true"], "argument --ranks: expected a whole number from 1 to 1024, got 'two'"),
+            (["--ranks", "1025", "--", "true"], "argument --ranks: expected a whole number from 1 to 1024, got '1025'"),
             (["--print", "--", "echo", "a b"], "--print runs nothing: expected no command, got \"echo 'a b'\""),
         ],
     )
@@ -99,6 +107,17 @@ class TestCommandLine:
         script = "import json, os; print(json.dumps(dict(os.environ)))"
         done = run(*CLI, "--ranks", "3", "--", sys.executable, "-c", script)
         assert cpu_environment(3).items() <= json.loads(done.stdout).items()
+
+    def test_a_command_is_found_beside_this_python(self) -> None:
+        done = run(*CLI, "--", "python", "-c", "import sys; print(sys.prefix)", PATH="/usr/bin:/bin")
+        assert done.stdout.strip() == sys.prefix
+
+    def test_variables_that_cannot_be_written(self) -> None:
+        done = run("sh", "-c", '"$@" > /dev/full', "sh", *CLI, "--print")
+        assert (done.returncode, done.stderr) == (
+            2,
+            "python -m sglang_dcp_block.cpu: error: expected to write to standard output, got: No space left on device\n",
+        )
 
     def test_command_not_found(self) -> None:
         done = run(*CLI, "--", "no-such-command")

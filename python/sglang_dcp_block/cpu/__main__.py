@@ -9,7 +9,9 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 
-from sglang_dcp_block.cpu.environment import PLUGIN, PLUGIN_GROUP, RAGGED_LSE, TORCH_MERGE, cpu_environment
+from sglang_dcp_block.cpu.environment import MAX_RANKS, PLUGIN, PLUGIN_GROUP, RAGGED_LSE, TORCH_MERGE, cpu_environment
+from sglang_dcp_block.output import put
+from sglang_dcp_block.shown import shown
 
 PROGRAM = "python -m sglang_dcp_block.cpu"
 
@@ -23,6 +25,7 @@ examples:
 
 With --dcp-size, pass --attention-backend triton (flashinfer, for MLA): SGLang's backends for CPUs know nothing of DCP, and
 are refused.
+Programs are looked for beside this Python first, as in an active virtual environment.
 The command replaces this process, so its exit status is the command's; 127 or 126 if it is not found or cannot be run.
 
 variables that change the stand-ins:
@@ -36,8 +39,8 @@ def _rank_count(text: str) -> int:
         count = int(text)
     except ValueError:
         count = 0
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    if not 1 <= count <= MAX_RANKS:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to {MAX_RANKS}, got {shown(text)}")
     return count
 
 
@@ -83,9 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     environment = cpu_environment(args.ranks)
     if args.print:
-        for name, value in environment.items():
-            print(f"export {name}={shlex.quote(value)}")
-        return 0
+        lines = [f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()]
+        return put(PROGRAM, "".join(lines), 0)
     try:
         os.execvpe(command[0], command, {**os.environ, **environment})
     except FileNotFoundError:

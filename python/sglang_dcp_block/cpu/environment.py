@@ -6,6 +6,7 @@ Plain data and one pure function; importing this module imports neither SGLang n
 from __future__ import annotations
 
 import os
+import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,6 +26,12 @@ PLUGIN_GROUP = "sglang.srt.plugins"
 
 PRELOAD = Path(__file__).parent / "preload"
 """Folder of modules that must shadow others before SGLang is imported."""
+
+SCRIPTS = sysconfig.get_path("scripts")
+"""Folder of this Python's programs: ``python``, ``sglang``, ``pytest``."""
+
+MAX_RANKS = 1024
+"""More than any server here has; the variables stay far below what a process can be started with."""
 
 REQUIRED = {
     # The plugin is installed beside SGLang for good; this is what wakes it.
@@ -64,12 +71,13 @@ def cpu_environment(
 ) -> dict[str, str]:
     """Map a number of ranks to the variables that let stock SGLang run with them on CPU cores.
 
-    Rank ``i`` gets core ``cores[i % len(cores)]``.  ``PYTHONPATH`` keeps what it had, behind the folder of pre-import
+    Rank ``i`` gets core ``cores[i % len(cores)]``.  ``PATH`` begins with :data:`SCRIPTS`, as if its virtual environment were
+    active.  ``PYTHONPATH`` keeps what it had, behind the folder of pre-import
     stand-ins; a plugin allow-list (``SGLANG_PLUGINS``) is widened by the shims' plugin.
 
     Args:
-        ranks: scheduler processes of one server (``tp_size * pp_size * dp_size``), at least 1.  More than a server uses
-            do no harm.
+        ranks: scheduler processes of one server (``tp_size * pp_size * dp_size``), 1 to :data:`MAX_RANKS`.  More than
+            a server uses do no harm.
         environ: the environment to add to; default ``os.environ``.
         cores: ids of the cores to use; default those that this process may run on, in ascending order.
 
@@ -78,7 +86,7 @@ def cpu_environment(
         process.  Applying the function to its own result changes nothing.
 
     Raises:
-        ValueError: ``ranks`` is below 1, or ``cores`` is empty.
+        ValueError: ``ranks`` is outside its bounds, or ``cores`` is empty.
 
     Example:
         >>> cpu_environment(3, {}, cores=[4, 7])["SGLANG_CPU_OMP_THREADS_BIND"]
@@ -89,8 +97,8 @@ def cpu_environment(
         >>> subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True).stdout
         '1\\n'
     """
-    if ranks < 1:
-        raise ValueError(f"ranks: expected at least 1, got {ranks}")
+    if not 1 <= ranks <= MAX_RANKS:
+        raise ValueError(f"ranks: expected 1 to {MAX_RANKS}, got {ranks}")
     old = os.environ if environ is None else environ
     usable = sorted(os.sched_getaffinity(0)) if cores is None else list(cores)
     if not usable:
@@ -99,9 +107,15 @@ def cpu_environment(
     # Without one entry a rank, SGLang wants a NUMA node a rank.
     new["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(usable[rank % len(usable)]) for rank in range(ranks))
     new.update({name: value for name, value in DEFAULTS.items() if name not in old})
-    rest = [entry for entry in old.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(PRELOAD)]
-    new["PYTHONPATH"] = os.pathsep.join([str(PRELOAD), *rest])
+    new["PYTHONPATH"] = _first(str(PRELOAD), old.get("PYTHONPATH", ""))
+    new["PATH"] = _first(SCRIPTS, old.get("PATH", os.defpath))
     allowed = [name for name in map(str.strip, old.get("SGLANG_PLUGINS", "").split(",")) if name]
     if allowed and PLUGIN not in allowed:
         new["SGLANG_PLUGINS"] = ",".join([*allowed, PLUGIN])
     return new
+
+
+def _first(folder: str, folders: str) -> str:
+    """``folders`` of a search path, ``folder`` first and once."""
+    rest = [entry for entry in folders.split(os.pathsep) if entry and entry != folder]
+    return os.pathsep.join([folder, *rest])
