@@ -52,6 +52,7 @@ DECODE = {
     "dcp_block_size": 16,
     "dcp_block": REPORT,
 }
+STOCK = {key: value for key, value in DECODE.items() if key not in ("dcp_block", "dcp_block_size")}
 PREFILL = {**COMMON, "disaggregation_mode": "prefill", "dcp_size": 1, "tp_size": 1, "page_size": 16}
 CAPABILITY = {
     "protocol": 1,
@@ -350,8 +351,16 @@ class TestGoodAnswers:
         """They begin with 0; a server without the plugin between its peers has none."""
         found = looked_at(sglang({**DECODE, "enable_metrics": True}, metrics=send(b"other 1\n")))
         assert (found.findings[-1].level, found.findings[-1].got) == (Level.NOTE, "the plugin's are not there")
-        alone = {**DECODE, "disaggregation_mode": "null", "enable_metrics": True}
-        assert looked_at(sglang(alone, metrics=send(b"other 1\n"))).findings[-1].level is Level.OK
+        assert "an error in the server's log" in found.findings[-1].advice
+
+    @pytest.mark.parametrize("metrics", [send(b"other 1\n"), send({"sglang:dcp_block_refusals_total": 0}), send(b"")])
+    def test_no_counters_are_not_taken_for_counters_at_0(self, metrics: Answer, sglang: Callable[..., Fake]) -> None:
+        """A server alone has none, nor has stock SGLang."""
+        stock = {**STOCK, "enable_metrics": True}
+        for info in ({**DECODE, "disaggregation_mode": "null", "enable_metrics": True}, stock):
+            finding = looked_at(sglang(info, metrics=metrics)).findings[-1]
+            assert (finding.level, finding.got) == (Level.NOTE, "the plugin's are not there")
+            assert finding.advice.startswith("Nothing is counted here")
 
     def test_the_key_is_sent_to_the_server(self, sglang: Callable[..., Fake]) -> None:
         asked = sglang(DECODE)
@@ -448,8 +457,7 @@ class TestPairs:
         assert finding.got.startswith("plugin differs: aaaaaaaaaaaaaaaa and ")
 
     def test_a_server_without_blocks_has_no_plugin_to_compare(self, sglang: Callable[..., Fake]) -> None:
-        stock = {key: value for key, value in DECODE.items() if key not in ("dcp_block", "dcp_block_size")}
-        servers = [looked_at(sglang(PREFILL, send(CAPABILITY))), looked_at(sglang(stock))]
+        servers = [looked_at(sglang(PREFILL, send(CAPABILITY))), looked_at(sglang(STOCK))]
         assert not problems(pair.check(servers))
         (row,) = (row for row in pair.rows(servers) if row.what == "plugin")
         assert (row.cells, row.differs) == (("a" * 16, "-"), False)
@@ -458,8 +466,7 @@ class TestPairs:
         prefill, decode = looked_at(sglang(PREFILL)), looked_at(sglang(DECODE))
         (finding,) = problems(pair.check([prefill, decode]))
         assert "does not say that it knows them" in finding.got
-        stock = {key: value for key, value in DECODE.items() if key not in ("dcp_block", "dcp_block_size")}
-        (finding,) = pair.check([prefill, looked_at(sglang(stock))])
+        (finding,) = pair.check([prefill, looked_at(sglang(STOCK))])
         assert (finding.level, finding.got) == (Level.OK, "may exchange KV, token by token")
 
     def test_no_pair(self, sglang: Callable[..., Fake]) -> None:
@@ -527,6 +534,18 @@ class TestCommand:
         assert cli.main(["doctor", *urls]) == 1
         line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(" plugin"))
         assert line.split() == ["plugin", "b" * 16, "a" * 16, "DIFFERS"]
+
+    def test_blocks_that_nobody_could_be_asked_for_are_a_problem(
+        self, sglang: Callable[..., Fake], fake: Callable[..., Fake], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        prefill, gone = sglang(PREFILL, send(CAPABILITY)).url.geturl(), fake({}).url.geturl()
+        for urls, got in (([prefill], "prefill"), ([prefill, gone], "prefill, one that was not read")):
+            argv = [word for url in urls for word in ("--url", url)]
+            assert cli.main(["doctor", *argv, "--expect-block-size", "16", "--json"]) == 1
+            finding = json.loads(capsys.readouterr().out)["findings"][-1]
+            assert finding["level"] == "problem"
+            assert finding["got"] == f"not judged: expected a server that decodes, got {got}"
+        assert cli.main(["doctor", "--url", prefill]) == 0
 
     @pytest.mark.parametrize(
         "argv",

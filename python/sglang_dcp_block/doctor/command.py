@@ -28,6 +28,7 @@ from sglang_dcp_block.doctor.progress import Say
 from sglang_dcp_block.doctor.server import Server
 
 PROGRAM = "sglang-dcp-block doctor"
+PART = "all servers"  # heading of what is said of no single one
 DESCRIPTION = """\
 Look at this machine, and at the flags of a server to be started if there are any behind --; or, with --url, at running
 servers: what they really use, and whether prefill and decode servers fit. Nothing is changed or started."""
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--expect-block-size",
         type=_block_size,
         metavar="B",
-        help="with --url: a problem unless a server that decodes has blocks of B tokens (1: none)",
+        help="with --url: a problem unless there is a server that decodes, and each has blocks of B tokens (1: none)",
     )
     parser.add_argument(
         "--timeout",
@@ -121,10 +122,16 @@ def of_servers(servers: list[Server], expected_block_size: int | None) -> list[F
     """Everything about running servers."""
     findings = [finding for each in servers for finding in each.findings]
     if expected_block_size is not None:
-        findings += [
-            _expected(each, expected_block_size) for each in servers if each.was_read and each.mode != "prefill"
-        ]
+        decodes = [each for each in servers if each.was_read and each.mode != "prefill"]
+        findings += [_expected(each, expected_block_size) for each in decodes] or [_not_judged(servers)]
     return findings + pair.check(servers)
+
+
+def _not_judged(servers: list[Server]) -> Finding:
+    """A script that asks for blocks must not pass because nobody could be asked."""
+    got = ", ".join(each.mode if each.was_read else "one that was not read" for each in servers)
+    advice = "Pass the --url of a decode server, too: a prefill server takes its block size from those it sends to."
+    return problem(PART, "expected block size", f"not judged: expected a server that decodes, got {got}", advice)
 
 
 def _expected(asked: Server, block_size: int) -> Finding:

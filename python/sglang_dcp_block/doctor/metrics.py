@@ -12,6 +12,8 @@ _SAMPLE = re.compile(
     r"^sglang:dcp_block_(refusals|transfer_failures|fallbacks)_total\{([^}]*)\} ([0-9.e+]+)", re.MULTILINE
 )
 _LABEL = re.compile(r'\b(side|reason)="([^"]*)"')
+_MISSED = "With the plugin they begin with 0. Look for an error in the server's log; alerts would not see any."
+_NOT_EXPECTED = "Nothing is counted here: only prefill and decode servers with the plugin have them."
 _SAID = {"refusals": "refused", "transfer_failures": "failed transfers", "fallbacks": "fallbacks"}
 
 
@@ -28,10 +30,9 @@ def check(
         text = get(url, "/metrics", timeout, api_key).decode(errors="replace")
     except Unanswered as error:
         return [note(name, "counters", str(error), "The server says that it has metrics; alerts would not see any.")]
+    if not _SAMPLE.search(text):
+        return [note(name, "counters", "the plugin's are not there", _MISSED if is_counting else _NOT_EXPECTED)]
     counted = counts(text)
-    if is_counting and not _SAMPLE.search(text):
-        advice = "With the plugin they begin with 0. Look for an error in the server's log; alerts would not see any."
-        return [note(name, "counters", "the plugin's are not there", advice)]
     if not counted:
         return [ok(name, "counters", "nothing refused, nothing failed")]
     shown = ", ".join(f"{what} ({why}): {number:g}" for (what, why), number in counted.items())
