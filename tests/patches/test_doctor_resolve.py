@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sglang_dcp_block.config import GROUP_KEYWORD, KEYWORD
-from sglang_dcp_block.doctor import flags, resolve, server
+from sglang_dcp_block.doctor import command, flags, resolve, server
 from sglang_dcp_block.doctor.findings import Level
 
 COMMON = ["--device", "cpu", "--skip-tokenizer-init", "--tp", "2", "--dcp-size", "2"]
@@ -27,6 +27,19 @@ def test_what_sglang_makes_of_them(
     checked = flags.by_sglang(["--model-path", str(checkpoints("gqa")), *COMMON, *argv], timeout=600)
     assert any(finding.level is level and got in finding.got for finding in checked.findings), checked.findings
     assert (level is Level.PROBLEM) == any(finding.level is Level.PROBLEM for finding in checked.findings)
+
+
+@pytest.mark.parametrize(("flag", "problems"), [(["--dcp-block-size", "64"], 0), ([], 1)])
+def test_a_variable_that_is_no_block_size_is_one_problem_at_most(
+    flag: list[str], problems: int, checkpoints: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SGLANG_PLUGINS", raising=False)
+    monkeypatch.setenv("SGLANG_DCP_BLOCK_SIZE", "nonsense")
+    findings = command.of_machine(["--model-path", str(checkpoints("gqa")), *COMMON, *flag])
+    about = [finding for finding in findings if "nonsense" in finding.got]
+    assert sum(finding.level is Level.PROBLEM for finding in about) == problems, about
+    layouts = [finding.got for finding in findings if finding.what == "layout"]
+    assert layouts == ["blocks of 64 tokens over 2 ranks"] * (1 - problems)
 
 
 def test_what_is_read_of_a_server_is_there() -> None:

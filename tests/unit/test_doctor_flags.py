@@ -67,6 +67,22 @@ class TestByRules:
         assert any(text in finding.got for finding in found), found
         assert all(finding.advice for finding in found)
 
+    @pytest.mark.parametrize(
+        ("value", "more", "got"),
+        [
+            ("nonsense", [], "SGLANG_DCP_BLOCK_SIZE: expected a positive number of tokens or 'auto', got 'nonsense'"),
+            ("nonsense", ["--dcp-block-size", "64"], None),
+            ("64", ["--page-size", "48"], "block size that does not divide the page size"),
+            ("64", ["--page-size", "48", "--dcp-block-size", "16"], None),
+        ],
+    )
+    def test_a_flag_wins_over_the_variable(
+        self, value: str, more: list[str], got: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SGLANG_DCP_BLOCK_SIZE", value)
+        found = problems(flags.by_rules(["--tp", "8", "--dcp-size", "8", *more]))
+        assert [finding.got.startswith(str(got)) for finding in found] == ([] if got is None else [True])
+
     def test_no_blocks_asked_for(self) -> None:
         assert problems(flags.by_rules(["--tp", "8", "--pp", "2"])) == []
 
@@ -183,6 +199,25 @@ class TestOfOutcome:
         outcome = {"warnings": [], "error": "operator torchvision::nms does not exist", "kind": "RuntimeError"}
         (finding,) = flags.of_outcome(outcome, []).findings
         assert "python -m sglang_dcp_block.cpu -- sglang-dcp-block doctor" in finding.advice
+
+
+@pytest.mark.parametrize("has_sglang", [True, False])
+@pytest.mark.parametrize(
+    ("argv", "got", "advice"),
+    [
+        (["sglang", "serve", *BLOCKS], "expected flags only behind --, got 'sglang serve'", "doctor -- --model-path"),
+        (["org/model", *BLOCKS], "expected flags only behind --, got 'org/model'", "doctor -- --model-path"),
+        (["--help"], "expected flags of a server to judge, got --help", "sglang serve --help"),
+        ([*BLOCKS, "-h"], "expected flags of a server to judge, got -h", "sglang serve --help"),
+    ],
+)
+def test_what_is_no_flag_of_a_server(
+    argv: list[str], got: str, advice: str, has_sglang: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "run", lambda *_, **__: pytest.fail("SGLang was asked"))
+    (finding,) = flags.check(argv, has_sglang).findings
+    assert (finding.level, finding.got) == (Level.PROBLEM, got)
+    assert advice in finding.advice
 
 
 @pytest.mark.parametrize("written", [None, "", "{"])

@@ -98,6 +98,14 @@ class TestPlugin:
         environ = {"SGLANG_DCP_BLOCK_SIZE": text}
         assert levels(plugin.check(environ, [OURS]))["SGLANG_DCP_BLOCK_SIZE"] is level
 
+    def test_a_block_size_in_the_environment_that_is_none(self) -> None:
+        """With flags it is judged with them: one of them may win over it, and it is one problem at most."""
+        environ = {"SGLANG_DCP_BLOCK_SIZE": "nonsense"}
+        for has_flags, level in ((False, Level.PROBLEM), (True, Level.NOTE)):
+            finding = found(plugin.check(environ, [OURS], has_flags=has_flags), "SGLANG_DCP_BLOCK_SIZE")
+            assert finding.level is level
+            assert finding.got == "expected a positive number of tokens or 'auto', got 'nonsense'"
+
 
 class TestPatchPoints:
     @pytest.fixture

@@ -106,7 +106,7 @@ def of_machine(argv: list[str], say: Say = progress.silent) -> list[Finding]:
     say("versions and patch points")
     findings = [
         *versions.check(needed=checked.needs(os.environ) if checked else ()),
-        *plugin.check(),
+        *plugin.check(has_flags=checked is not None),
         *patch_points.check(),
     ]
     say("libraries and GPUs")

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,22 @@ class Checked:
 
 def check(argv: Sequence[str], has_sglang: bool) -> Checked:
     """Ask SGLang if it is there, else the rules."""
+    if finding := _no_flags(argv):
+        return Checked((finding,))
     return by_sglang(argv) if has_sglang else by_rules(argv)
+
+
+def _no_flags(argv: Sequence[str]) -> Finding | None:
+    """A problem where this is more, or something else, than the flags of a server to be started."""
+    words = list(takewhile(lambda word: not word.startswith("-"), argv))
+    if words:
+        advice = "Leave that out, as in: sglang-dcp-block doctor -- --model-path MODEL --tp 8"
+        return problem(PART, "command line", f"expected flags only behind --, got {shown(' '.join(words))}", advice)
+    for word in argv:
+        if word in ("-h", "--help"):
+            advice = "Leave it out. sglang serve --help lists SGLang's flags; docs/operations.md has those of blocks."
+            return problem(PART, "command line", f"expected flags of a server to judge, got {word}", advice)
+    return None
 
 
 # --- SGLang itself -------------------------------------------------------------------------------------------------
@@ -195,7 +212,10 @@ def _split(line: str) -> tuple[str, str]:
 
 def _facts(args: argparse.Namespace) -> tuple[Facts, bool, str]:
     """The facts that the flags tell, whether they ask for blocks, and what was not asked for want of a model."""
-    request = config.parse("1" if args.block_size is None else args.block_size, config.FLAG)
+    if args.block_size is None:
+        request = config.from_environment(os.environ) or config.parse(1, config.FLAG)
+    else:
+        request = config.parse(args.block_size, config.FLAG)
     page_size = config.page_size_for(request, args.page_size) or 1
     model = _model(args.model_path)
     is_mla = bool(model.get("kv_lora_rank")) or args.attention_backend in set(MLA_BACKENDS) - set(GQA_BACKENDS)

@@ -16,11 +16,14 @@ VALUE = "sglang_dcp_block.plugin:register"
 ALLOWED = "SGLANG_PLUGINS"
 
 
-def check(environ: Mapping[str, str] = os.environ, found: Iterable[EntryPoint] | None = None) -> list[Finding]:
+def check(
+    environ: Mapping[str, str] = os.environ, found: Iterable[EntryPoint] | None = None, *, has_flags: bool = False
+) -> list[Finding]:
     """The entry point, SGLang's list of allowed plugins, other plugins, and the block size of the environment.
 
     Args:
         found: entry points of SGLang's plugin group; those of this environment when None.
+        has_flags: a server's flags are judged beside this, and the variable with them: a flag may win over it.
     """
     points = list(entry_points(group=GROUP) if found is None else found)
     findings = [_entry_point(points), _allowed(environ.get(ALLOWED, ""))]
@@ -34,7 +37,7 @@ def check(environ: Mapping[str, str] = os.environ, found: Iterable[EntryPoint] |
                 "None of them may patch the same places of SGLang; a server that finds so does not start.",
             )
         )
-    return findings + _variable(environ)
+    return findings + _variable(environ, has_flags)
 
 
 def _entry_point(points: list[EntryPoint]) -> Finding:
@@ -63,12 +66,15 @@ def _allowed(text: str) -> Finding:
     )
 
 
-def _variable(environ: Mapping[str, str]) -> list[Finding]:
+def _variable(environ: Mapping[str, str], has_flags: bool) -> list[Finding]:
     try:
         request = config.from_environment(environ)
     except config.BlockSizeError as error:
+        got = str(error).removeprefix(f"{config.ENVIRONMENT}: ")
         advice = f"Set {config.ENVIRONMENT} to a number or to auto, or unset it."
-        return [problem(PART, config.ENVIRONMENT, str(error), advice)]
+        if has_flags:
+            return [note(PART, config.ENVIRONMENT, got, f"{advice} Not used where {config.FLAG} is given.")]
+        return [problem(PART, config.ENVIRONMENT, got, advice)]
     if request is None:
         return []
     return [note(PART, config.ENVIRONMENT, f"{request.value}: asks for blocks where no flag does")]
