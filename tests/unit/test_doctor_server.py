@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import io
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -187,6 +188,15 @@ HOSTILE: dict[str, tuple[Answer, str]] = {
     "nothing known": (send({}), "version: expected str, got None"),
     "wrong types": (send({**DECODE, "dcp_size": "2"}), "dcp_size: expected int, got '2'"),
     "a bool for a number": (send({**DECODE, "page_size": True}), "page_size: expected int, got True"),
+    "another mode": (
+        send({**DECODE, "disaggregation_mode": "both"}),
+        "disaggregation_mode: expected null, prefill or decode, got 'both'",
+    ),
+    "a negative block size": (
+        send({**DECODE, "dcp_block_size": -16, "dcp_block": {**REPORT, "block_size": -16}}),
+        "dcp_block_size: expected 1 or more, got -16",
+    ),
+    "no TP": (send({**DECODE, "tp_size": 0}), "tp_size: expected 1 or more, got 0"),
     "no ranks": (send({**DECODE, "dcp_size": 0}), "dcp_size: expected 1 or more, got 0"),
     "an optional one of a wrong type": (send({**DECODE, "tp_size": [2]}), "tp_size: expected int, got [2]"),
     "not found": (send(b"no\n  such page", 404), "status 404 (Not Found): no such page"),
@@ -195,7 +205,14 @@ HOSTILE: dict[str, tuple[Answer, str]] = {
     "unauthorized": (send(b"", 401), "status 401"),
     "a redirect": (send(b"", 302, Location="file:///etc/passwd"), "status 302"),
     "short": (send(b"{", Content_Length="100"), "/server_info: "),
-    "no HTTP": (lambda handler: handler.wfile.write(b"\x16\x03\x01 hello\r\n\r\n"), "/server_info: "),
+    "no HTTP": (
+        lambda handler: handler.wfile.write(b"\x16\x03\x01 hello\r\n\r\n"),
+        "/server_info: expected HTTP, got '\\x16\\x03\\x01 hello'",
+    ),
+    "another protocol": (
+        lambda handler: handler.wfile.write(b"\x00\x01SSH-2.0-OpenSSH\r\n"),
+        "/server_info: expected HTTP, got '\\x00\\x01SSH-2.0-OpenSSH'",
+    ),
     "nothing at all": (lambda handler: None, "/server_info: "),
     "huge": (huge, "/server_info: "),
     "a byte now and then": (drip, "no whole answer in 1 s"),
@@ -272,8 +289,11 @@ class TestHostileAnswers:
         ("report", "text"),
         [
             (None, "expected the ranks' report, got None"),
-            ({}, "expected the ranks' report, got {}"),
-            ({**REPORT, "digest": 5}, "expected the ranks' report"),
+            ([], "expected the ranks' report, got []"),
+            ({}, "expected the ranks' report, got block_size None, dcp_size None, page_size None"),
+            ({**REPORT, "digest": 5}, "expected the ranks' report, got digest 5"),
+            ({**REPORT, "num_ranks": -2}, "expected the ranks' report, got num_ranks -2"),
+            ({**REPORT, "rows_per_rank": 0}, "expected the ranks' report, got rows_per_rank 0"),
             ({**REPORT, "block_size": 8}, "its ranks are armed with (8, 2, 16), it was started with (16, 2, 16)"),
         ],
     )
@@ -385,7 +405,6 @@ class TestAddress:
             "http://h:port",
             "http://h:99999",
             "http://h:0",
-            "http://user:word@h:1",
             "file:///x",
         ],
     )
@@ -393,9 +412,40 @@ class TestAddress:
         with pytest.raises(ValueError, match="expected the URL of a server"):
             address(text)
 
+    @pytest.mark.parametrize(
+        ("text", "what"),
+        [
+            ("http://user:secret@h:1", "a user or a password: the servers' key is --api-key"),
+            ("http://user:secret@h:port", "a user or a password"),
+            ("user:secret@h", "a user or a password"),
+            ("http://h:1?key=secret", "a query"),
+            ("http://h:1/#secret", "a fragment"),
+        ],
+    )
+    def test_what_may_be_a_secret_is_refused_and_not_shown(
+        self, text: str, what: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as end:
+            cli.main(["doctor", "--url", text])
+        said = capsys.readouterr().err
+        assert end.value.code == 2
+        assert f"got one with {what}" in said
+        assert "secret" not in said
+
     def test_https_is_spoken(self, fake: Callable[..., Fake]) -> None:
-        with pytest.raises(Unanswered, match="SSL"):
+        with pytest.raises(Unanswered, match=r"expected TLS, got: .*SSL") as caught:
             get_json(address(f"https://127.0.0.1:{fake({}).port}"), "/", 5.0)
+        assert "http://" in caught.value.advice
+
+    def test_a_certificate_that_is_not_trusted(self) -> None:
+        what, advice = doctor_http._why(ssl.SSLCertVerificationError(1, "self-signed certificate"), 1.0)
+        assert "expected a certificate that is trusted here, got: " in what
+        assert "SSL_CERT_FILE" in advice
+
+    def test_what_speaks_no_http_may_have_tls(self, fake: Callable[..., Fake]) -> None:
+        answer, _ = HOSTILE["no HTTP"]
+        (finding,) = looked_at(fake({"/server_info": answer})).findings
+        assert "try https://" in finding.advice
 
 
 class TestPairs:

@@ -7,10 +7,13 @@ import http.client
 import json
 import queue
 import re
+import ssl
 import threading
 import time
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
+
+from sglang_dcp_block.shown import shown
 
 MAX_BYTES = 8 * 2**20
 CHUNK_BYTES = 2**16
@@ -19,25 +22,36 @@ _TITLE = re.compile(r"<(title|h1)\b[^>]*>([^<]*)", re.IGNORECASE)
 
 
 class Unanswered(Exception):
-    """There is no usable answer; the text says why.  ``status`` is the HTTP status where there was one."""
+    """There is no usable answer; the text says why.
 
-    def __init__(self, text: str, status: int | None = None) -> None:
+    ``status`` is the HTTP status where there was one; ``advice`` what to do, where the fault itself tells.
+    """
+
+    def __init__(self, text: str, status: int | None = None, advice: str = "") -> None:
         super().__init__(text)
         self.status = status
+        self.advice = advice
+
+
+# What is never sent, so it is refused; it may be a secret, so it is not shown.
+_REFUSED = {"@": "a user or a password: the servers' key is --api-key", "?": "a query (?)", "#": "a fragment (#)"}
 
 
 def address(text: str) -> SplitResult:
     """Read a server's URL.
 
     Raises:
-        ValueError: it is none, saying expected and got.
+        ValueError: it is none, or has a user, a query or a fragment; saying expected and got.
 
     >>> address("http://10.0.0.1:30000").hostname
     '10.0.0.1'
     """
+    for letter, what in _REFUSED.items():
+        if letter in text:
+            raise ValueError(f"expected the URL of a server, as http://HOST:30000, got one with {what}")
     try:
         url = urlsplit(text if "//" in text else f"http://{text}")
-        if url.scheme in ("http", "https") and url.hostname and url.port != 0 and url.username is None:
+        if url.scheme in ("http", "https") and url.hostname and url.port != 0:
             return url
     except ValueError:
         pass
@@ -84,8 +98,22 @@ def get(url: SplitResult, path: str, timeout: float, api_key: str | None = None)
         return answer
     if isinstance(answer, Unanswered):
         raise answer
-    what = f"no answer in {timeout:g} s" if isinstance(answer, TimeoutError) else str(answer) or type(answer).__name__
-    raise Unanswered(f"{path}: {what[:200]}") from answer
+    what, advice = _why(answer, timeout)
+    raise Unanswered(f"{path}: {what[:200]}", advice=advice) from answer
+
+
+def _why(error: Exception, timeout: float) -> tuple[str, str]:
+    """Why there is no answer, and what to do where the error tells; else nothing."""
+    if isinstance(error, TimeoutError):
+        return f"no answer in {timeout:g} s", ""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"expected a certificate that is trusted here, got: {error}", "Set SSL_CERT_FILE to its authority's."
+    if isinstance(error, ssl.SSLError):
+        return f"expected TLS, got: {error}", "Try http://: the server may have no TLS."
+    if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
+        advice = "Look whether this is the server's --port, and try https://: the server may have TLS."
+        return f"expected HTTP, got {shown(str(error).strip())}", advice
+    return str(error) or type(error).__name__, ""
 
 
 def _get(url: SplitResult, path: str, timeout: float, api_key: str | None) -> bytes:

@@ -40,6 +40,8 @@ FIELDS: dict[str, type] = {
     "dcp_group_pages": int,
 }
 REQUIRED = ("version", "disaggregation_mode", "dcp_size", "page_size")
+SIZES = ("tp_size", "dcp_size", "page_size", "dcp_block_size")
+MODES = ("null", "prefill", "decode")
 REPORT = "dcp_block"  # what its ranks are armed with
 REPORT_FIELDS = {
     "block_size": int,
@@ -117,6 +119,8 @@ def look_at(url: SplitResult, timeout: float = TIMEOUT_SECONDS, api_key: str | N
 
 
 def _advice(error: Unanswered) -> str:
+    if error.advice:
+        return error.advice
     if error.status in (401, 403):
         return "Pass the server's --api-key."
     if error.status == 404:
@@ -144,9 +148,9 @@ def read_info(name: str, info: object) -> tuple[dict[str, Any], list[Finding]]:
             wrong.append(f"{key}: expected {kind.__name__}, got {_shown(value)}")
         else:
             values[key] = value
-    wrong += [
-        f"{key}: expected 1 or more, got {values[key]}" for key in ("dcp_size", "page_size") if values.get(key, 1) < 1
-    ]
+    wrong += [f"{key}: expected 1 or more, got {values[key]}" for key in SIZES if values.get(key, 1) < 1]
+    if (mode := values.get("disaggregation_mode", MODES[0])) not in MODES:
+        wrong.append(f"disaggregation_mode: expected {', '.join(MODES[:-1])} or {MODES[-1]}, got {_shown(mode)}")
     if wrong:
         advice = "Pass the URL of an SGLang server; is a proxy in between?"
         return {}, [problem(name, "server", f"{INFO}: {'; '.join(wrong)}", advice)]
@@ -155,6 +159,11 @@ def read_info(name: str, info: object) -> tuple[dict[str, Any], list[Finding]]:
 
 def _is(value: object, kind: type) -> bool:
     return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+
+
+def _can_be(value: object, kind: type) -> bool:
+    """Whether it can be of a report, whose numbers are sizes."""
+    return _is(value, kind) and not (isinstance(value, int) and value < 1)
 
 
 def _shown(value: object) -> str:
@@ -176,8 +185,11 @@ def _blocks(name: str, values: dict[str, Any], report: object) -> list[Finding]:
             note(name, "layout", "no DCP" if dcp_size == 1 else f"token round-robin over {dcp_size} ranks: no blocks")
         ]
     advice = "Look for other plugins in its log; the same sglang-dcp-block belongs on all of its nodes."
-    if not isinstance(report, dict) or any(not _is(report.get(key), kind) for key, kind in REPORT_FIELDS.items()):
+    if not isinstance(report, dict):
         return [problem(name, "layout", f"{REPORT}: expected the ranks' report, got {_shown(report)}", advice)]
+    if wrong := [key for key, kind in REPORT_FIELDS.items() if not _can_be(report.get(key), kind)]:
+        got = ", ".join(f"{key} {_shown(report.get(key))}" for key in wrong)
+        return [problem(name, "layout", f"{REPORT}: expected the ranks' report, got {got}", advice)]
     told = (block_size, dcp_size, values["page_size"])
     armed = (report["block_size"], report["dcp_size"], report["page_size"])
     if told != armed:
