@@ -63,18 +63,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
     words, server_flags = words[:end], words[end + 1 :]
-    cli = parser(next((word for word in words if word in COMMANDS), None))
+    command = next((word for word in words if word in COMMANDS), None)
+    try:
+        return _run(command, words, server_flags)
+    except KeyboardInterrupt:  # also while a subcommand is imported, which takes longest
+        print(f"{PROGRAM}{f' {command}' if command else ''}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(command: str | None, words: Sequence[str], server_flags: Sequence[str]) -> int:
+    cli = parser(command)
     args = cli.parse_args(words)
     if server_flags:
         if not hasattr(args, "server_flags"):
             cli.error(f"{args.command}: expected nothing behind --, got {' '.join(server_flags)}")
         args.server_flags = server_flags
     _, module_name = COMMANDS[args.command]
-    try:
-        status: int = importlib.import_module(module_name).run(args)
-    except KeyboardInterrupt:
-        print(f"{PROGRAM} {args.command}: interrupted", file=sys.stderr)
-        return 130
+    status: int = importlib.import_module(module_name).run(args)
     return status
 
 

@@ -45,6 +45,25 @@ def test_wrong_use_ends_with_2(argv: list[str]) -> None:
     assert end.value.code == 2
 
 
+@pytest.mark.parametrize(
+    ("during", "argv", "said"),
+    [
+        ("importlib.import_module", ["plan"], "sglang-dcp-block plan: interrupted\n"),
+        ("parser", ["doctor"], "sglang-dcp-block doctor: interrupted\n"),
+        ("parser", ["--version"], "sglang-dcp-block: interrupted\n"),
+    ],
+)
+def test_an_interrupt_before_a_subcommand_runs_is_a_line(
+    during: str, argv: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"sglang_dcp_block.cli.{during}", interrupted)
+    assert cli.main(argv) == 130
+    assert capsys.readouterr().err == said
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])
