@@ -26,7 +26,9 @@ def main() -> int:
     )
     cli.add_argument("command", choices=["patch", "verify", "fork"])
     cli.add_argument("--version", default=wheel.VERSION, help="SGLang release (default %(default)s)")
-    cli.add_argument("--engine", action="store_true", help="verify: also the real engine (26 minutes on two idle cores)")
+    cli.add_argument(
+        "--engine", action="store_true", help="verify: also the real engine (26 minutes on two idle cores)"
+    )
     arguments = cli.parse_args()
     root = Path.cwd()
     if arguments.command == "verify":
