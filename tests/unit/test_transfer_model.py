@@ -327,6 +327,8 @@ class TestShapes:
     def test_an_unknown_preset(self):
         with pytest.raises(ValueError, match=r"expected one of deepseek-v3, kimi-k2, .*, got 'gpt'"):
             preset("gpt")
+        with pytest.raises(ValueError, match=r"got 'x{79} \(... of 5002 characters\)$"):
+            preset("x" * 5000)
 
     @pytest.mark.parametrize(
         ("more", "found"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -89,7 +91,7 @@ def read(text: str) -> Mix:
         return Mix("given", tuple(histogram(text)))
     raise MixError(
         f"expected one of {', '.join(PRESETS)}, a trace file (.jsonl or .csv), or a histogram such as 1000:90,32000+500:10, "
-        f"got {text!r}"
+        f"got {shown(text)}"
     )
 
 
@@ -101,8 +103,8 @@ def histogram(text: str) -> Iterator[Lengths]:
     """
     for part in text.split(","):
         lengths, colon, number = part.strip().partition(":")
-        prompt, _, output = lengths.partition("+")
-        found = [_digits(text) for text in (prompt, output or "0", number)]
+        prompt, plus, output = lengths.partition("+")
+        found = [_digits(text) for text in (prompt, output if plus else "0", number)]
         numbers = [one for one in found if one is not None]
         if not colon or len(numbers) < len(found):
             raise MixError(
@@ -119,18 +121,17 @@ def trace(file: Path) -> Mix:
     """
     try:
         text = file.read_text(encoding="utf-8-sig")  # spreadsheets put a byte order mark first
-        is_json = file.suffix == ".jsonl"
-        records = _json_lines(file, text) if is_json else csv.DictReader(text.splitlines(), skipinitialspace=True)
-        counts = Counter(_lengths(record, f"{file}: request {i}") for i, record in enumerate(records, 1))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise MixError(f"{file}: expected a readable trace, got: {error}") from error
+    records = _json_lines(file, text) if file.suffix == ".jsonl" else _csv_lines(file, text)
+    counts = Counter(_lengths(record, f"{file}: request {i}") for i, record in enumerate(records, 1))
     if not counts:
         raise MixError(f"{file}: expected a request or more, got none")
     return Mix(file.name, tuple(Lengths(*lengths, number) for lengths, number in sorted(counts.items())))
 
 
 def _json_lines(file: Path, text: str) -> Iterator[Mapping[str, object]]:
-    for i, line in enumerate(text.splitlines(), 1):
+    for i, line in enumerate(text.split("\n"), 1):  # splitlines() also splits inside of strings, at U+2028
         if not line.strip():
             continue
         try:
@@ -142,13 +143,24 @@ def _json_lines(file: Path, text: str) -> Iterator[Mapping[str, object]]:
         yield record
 
 
+def _csv_lines(file: Path, text: str) -> Iterator[Mapping[str, object]]:
+    csv.field_size_limit(sys.maxsize)  # prompts may be long, and are in memory already
+    reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise MixError(
+            f"{file}: after line {reader.line_num}: expected CSV, got: {error}. Close its quotes, and double those within."
+        ) from error
+
+
 def _lengths(record: Mapping[str, object], where: str) -> tuple[int, int]:
     for names in NAMES:
         if all(name in record for name in names):
             prompt, output = (_whole(record[name], f"{where}: {name}") for name in names)
             _checked(prompt, output, 1, where)
             return prompt, output
-    raise MixError(f"{where}: expected {_either(NAMES)}, got {', '.join(map(str, record)) or 'nothing'}")
+    raise MixError(f"{where}: expected {_either(NAMES)}, got {shown(list(record)) if record else 'nothing'}")
 
 
 def _whole(value: object, where: str) -> int:

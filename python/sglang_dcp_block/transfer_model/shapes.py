@@ -86,7 +86,7 @@ def preset(name: str) -> ModelShape:
     """
     shape = PRESETS.get(name.lower())
     if shape is None:
-        raise ValueError(f"expected one of {', '.join(PRESETS)}, got {name!r}")
+        raise ValueError(f"expected one of {', '.join(PRESETS)}, got {shown(name)}")
     return shape
 
 
