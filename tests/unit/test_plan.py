@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -159,6 +160,14 @@ class TestAdvice:
         rule = "page sizes that a page table backend does not know"
         assert {one.page_size for one in made.candidates if rule in one.against} == {16}
 
+    @pytest.mark.parametrize(("chunk", "left_out"), [(8176, {32, 64}), (16, {32, 64}), (96, {64}), (64, set())])
+    def test_pages_that_do_not_divide_the_chunk_are_left_out(self, chunk, left_out):
+        """Nobody typed them; what is against them is said."""
+        made = plan(inputs(chunk_tokens=chunk))
+        rule = f"chunks of {chunk} tokens that the page does not divide"
+        assert {one.page_size for one in made.candidates if rule in one.against} == left_out
+        assert made.advice.page_size not in left_out
+
     def test_faster_packing_is_said(self):
         """Short blocks that go as they lie, on a link where a segment costs much."""
         made = plan(inputs(page_size=64, block_size=16, link=presets()["nvlink"]))
@@ -185,11 +194,11 @@ class TestRefusals:
             ({"attention_backend": "trtllm_mla", "page_size": 16}, "got page size 16 with decode backend trtllm_mla"),
             (
                 {"chunk_tokens": 100},
-                "--chunked-prefill-size: expected a multiple of the page size 16, got 100. Take 96.$",
+                "^--chunked-prefill-size: expected a multiple of the page size 16 or 32 or 64, got 100. Take 64.$",
             ),
             (
                 {"chunk_tokens": 8, "block_size": 16},
-                "^--chunked-prefill-size: .* 16, got 8. Take 16, or another --block",
+                "^--chunked-prefill-size: .* 64, got 8. Take 64, or another --block",
             ),
             (
                 {"chunk_tokens": 100, "page_size": 48},
@@ -211,6 +220,55 @@ class TestRefusals:
     def test_as_the_server_would(self, changes, message):
         with pytest.raises(InputError, match=message):
             plan(inputs(**changes))
+
+    @pytest.mark.parametrize(
+        ("changes", "longest"),
+        [
+            ({"chunk_tokens": 8191}, 120_000),
+            ({"chunk_tokens": 100}, 120_000),
+            ({"chunk_tokens": 1}, 120_000),
+            ({"chunk_tokens": 100}, 10**8),
+            ({"chunk_tokens": -1}, 120_000),
+            ({"chunk_tokens": 1, "page_size": 48}, 120_000),
+            ({"chunk_tokens": -1, "page_size": 48}, 10**8),
+            ({"chunk_tokens": 16}, 10**8),
+            ({"chunk_tokens": 1, "page_size": 1}, 10**8),
+        ],
+    )
+    def test_a_chunk_that_is_advised_is_taken(self, changes, longest):
+        with pytest.raises(InputError, match=r"^--chunked-prefill-size: expected ") as refused:
+            plan(inputs(requests=f"{longest}:1", **changes))
+        taken = int(re.search(r"[Tt]ake (\d+)", str(refused.value))[1])
+        assert plan(inputs(requests=f"{longest}:1", **{**changes, "chunk_tokens": taken})).sendings
+
+    @pytest.mark.parametrize(
+        ("requests", "changes", "message"),
+        [
+            (
+                "100000000:1",
+                {"chunk_tokens": 1, "page_size": 1},
+                "^--chunked-prefill-size: expected at most 100,000 chunks .*, got 100,000,000: .* of 1. Take 1000.$",
+            ),
+            ("1600001:1", {"chunk_tokens": 16}, "got 100,001: 1,600,001 tokens .*. Take 64.$"),
+            ("5:1", {"chunk_tokens": -1}, "got -1. Where chunked prefill is off, a prompt is one chunk: take 64.$"),
+            ("5:1", {"chunk_tokens": 10**8 + 1}, "^--chunked-prefill-size: expected 1 to 100000000, got 100000001$"),
+            (
+                ",".join(["100000000+100000000:100000000"] * 51),
+                {},
+                r"^--requests: expected at most 1,000,000,000,000,000,000 tokens in all, got 1,020,.*\. Divide the numbers",
+            ),
+        ],
+    )
+    def test_what_cannot_be_counted(self, requests, changes, message):
+        with pytest.raises(InputError, match=message):
+            plan(inputs(requests=requests, **changes))
+
+    def test_the_most_that_can_be_counted(self):
+        """In 64 bits, and in seconds."""
+        made = plan(inputs(requests=",".join(["100000000+100000000:100000000"] * 50), tp_size=2, dcp_size=2))
+        assert sum(made.by_blocks.rows) == 10**18
+        assert min(made.by_blocks.rows) > 0
+        assert plan(inputs(requests="1600000:1", chunk_tokens=16)).sendings
 
     def test_a_model_with_sparse_attention(self):
         with pytest.raises(InputError, match=r"this server would not start:\n  DeepSeek sparse attention \(DSA\)"):

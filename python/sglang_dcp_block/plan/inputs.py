@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ PAGE_SIZES = (
 )  # tokens; to choose from. Longer ones coarsen the prefix cache and were not measured
 MAX_GPUS = 2**12  # of a server
 MAX_PAGE = 2**20  # tokens
+MAX_CHUNKS = 10**5  # of a prompt: the longest that is counted in seconds
+MAX_MIX = 10**18  # tokens of all requests together: sums stay exact in 64 bits
 CHUNK_TOKENS = 8192  # of chunked prefill, where nobody names another number
 _BLOCK_RULE = "block size that does not divide the page size"
 
@@ -105,26 +108,50 @@ def require_possible(inputs: Inputs) -> None:
         for n, v in (("--page-size", inputs.page_size), ("--block-size", inputs.block_size))
         if v is not None
     ]
-    sizes += [("--chunked-prefill-size", inputs.chunk_tokens, MAX_TOKENS)]
+    if inputs.chunk_tokens > 0:  # others are answered below
+        sizes += [("--chunked-prefill-size", inputs.chunk_tokens, MAX_TOKENS)]
     if wrong := [f"{name}: expected 1 to {most}, got {shown(v)}" for name, v, most in sizes if not 1 <= v <= most]:
         raise InputError("; ".join(wrong))
     if inputs.page_size and inputs.block_size and inputs.page_size % inputs.block_size:
         raise InputError(
             f"--block-size: expected a divisor of --page-size {inputs.page_size}, got {inputs.block_size}. Leave one out."
         )
+    if inputs.mix.total_tokens > MAX_MIX:
+        raise InputError(
+            f"--requests: expected at most {MAX_MIX:,} tokens in all, got {inputs.mix.total_tokens:,}. "
+            "Divide the numbers of requests: what is recommended depends on their shares alone."
+        )
+    if wrong_chunk := _wrong_chunk(inputs):
+        raise InputError(wrong_chunk)
     pages = inputs.pages()
-    for page in pages:
-        if inputs.chunk_tokens % page:
-            raise InputError(_no_whole_pages(inputs, page))
     every = [refused(inputs, page, inputs.block_size or page) for page in pages]
     if all(every):
         raise InputError("this server would not start:\n  " + "\n  ".join(every[0]))
 
 
-def _no_whole_pages(inputs: Inputs, page: int) -> str:
+def _wrong_chunk(inputs: Inputs) -> str | None:
+    """What is wrong with the chunk, with one to take that is right for every page that is looked at."""
+    chunk, longest = inputs.chunk_tokens, inputs.mix.longest_prompt
+    if chunk < 1:
+        return (
+            f"--chunked-prefill-size: expected 1 to {MAX_TOKENS}, got {shown(chunk)}. "
+            f"Where chunked prefill is off, a prompt is one chunk: take {_in_whole_pages(inputs, longest)}."
+        )
+    if all(chunk % page for page in inputs.pages()):
+        return _no_whole_pages(inputs)
+    if (number := -(-longest // chunk)) > MAX_CHUNKS:
+        return (
+            f"--chunked-prefill-size: expected at most {MAX_CHUNKS:,} chunks of a prompt, got {number:,}: "
+            f"{longest:,} tokens in chunks of {chunk}. Take {_least_chunk(inputs)}."
+        )
+    return None
+
+
+def _no_whole_pages(inputs: Inputs) -> str:
     """Names the option that was typed: the chunk has a default, and a given block may be the page."""
-    chunk, whole = inputs.chunk_tokens, max(page, inputs.chunk_tokens // page * page)
-    given = "--page-size" if inputs.page_size else "--block-size" if inputs.block_size == page else None
+    chunk, pages, step = inputs.chunk_tokens, inputs.pages(), math.lcm(*inputs.pages())
+    page, whole = " or ".join(map(str, pages)), max(_least_chunk(inputs), chunk // step * step)
+    given = "--page-size" if inputs.page_size else "--block-size" if inputs.block_size == pages[0] else None
     if given is None or chunk != CHUNK_TOKENS:
         advice = f"Take {whole}." if given is None else f"Take {whole}, or another {given}."
         return f"--chunked-prefill-size: expected a multiple of the page size {page}, got {chunk}. {advice}"
@@ -134,9 +161,25 @@ def _no_whole_pages(inputs: Inputs, page: int) -> str:
     )
 
 
+def _least_chunk(inputs: Inputs) -> int:
+    return _in_whole_pages(inputs, -(-inputs.mix.longest_prompt // MAX_CHUNKS))
+
+
+def _in_whole_pages(inputs: Inputs, tokens: int) -> int:
+    """As many tokens or more, in whole pages of each size that is looked at; fewer where that would be above the limit."""
+    step = math.lcm(*inputs.pages())
+    whole = -(-tokens // step) * step
+    return whole if whole <= MAX_TOKENS else whole - step
+
+
 def refused(inputs: Inputs, page_size: int, block_size: int) -> list[str]:
-    """Why a server with these sizes would not start; empty if it would."""
-    return refusals(_facts(inputs, page_size, block_size))
+    """Why servers with these sizes would not start; empty if they would."""
+    lines = refusals(_facts(inputs, page_size, block_size))
+    if inputs.chunk_tokens % page_size:
+        lines.append(
+            f"chunks of {inputs.chunk_tokens} tokens that the page does not divide: expected whole pages of {page_size}"
+        )
+    return lines
 
 
 def transfers_refused(inputs: Inputs) -> list[str]:

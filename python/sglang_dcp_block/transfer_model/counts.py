@@ -83,11 +83,14 @@ def count(
 
 
 def _chunks(lengths: Int64Array, weights: Int64Array, chunk_tokens: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """(first tokens, tokens, weights) of all chunks of prompts."""
-    of_each = -(-lengths // chunk_tokens)
-    before = np.repeat(np.cumsum(of_each) - of_each, of_each)
-    starts = (np.arange(int(of_each.sum())) - before) * chunk_tokens
-    return starts, np.minimum(chunk_tokens, np.repeat(lengths, of_each) - starts), np.repeat(weights, of_each)
+    """(first tokens, tokens, weights) of all chunks of prompts; whole ones once for all prompts that have them."""
+    whole = lengths // chunk_tokens
+    prompts = np.zeros(int(whole.max(initial=0)) + 1, np.int64)  # by their number of whole chunks
+    np.add.at(prompts, whole, weights)
+    having = prompts[::-1].cumsum()[::-1][1:]  # prompts that have the first whole chunk, the second, ...
+    starts = np.concatenate((np.arange(len(having)), whole)) * chunk_tokens
+    tokens = np.concatenate((np.full_like(having, chunk_tokens), lengths % chunk_tokens))
+    return starts, tokens, np.concatenate((having, weights))
 
 
 def _cut(way: Way, layout: DcpLayout, page_size: int, scattered: bool) -> int | None:
