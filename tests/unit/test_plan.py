@@ -274,6 +274,19 @@ class TestRefusals:
         with pytest.raises(InputError, match=r"this server would not start:\n  DeepSeek sparse attention \(DSA\)"):
             plan(inputs(shape=replace(preset("deepseek-v3"), unusual=("is_dsa",))))
 
+    @pytest.mark.parametrize(
+        ("more", "rule"),
+        [
+            ({"full_attention_interval": 4}, "hybrid linear attention"),
+            ({"layer_types": ["indexed_attention"]}, "sparse attention"),
+            ({"attention_chunk_size": 8192}, "sliding window attention"),
+        ],
+    )
+    def test_layers_that_keep_no_kv_or_not_all_of_it(self, more, rule):
+        """Counting KV in every layer would be too much, too."""
+        with pytest.raises(InputError, match=rf"this server would not start:\n  {rule}"):
+            plan(inputs(shape=from_config({**tiny_config("mla"), **more}, "x")))
+
     def test_kv_heads_that_would_be_mixed(self):
         with pytest.raises(InputError, match="KV heads split inside a DCP group"):
             plan(inputs("llama-3.1-70b"))

@@ -206,6 +206,7 @@ def _facts(inputs: Inputs, page_size: int, block_size: int, mode: str = "null") 
         transfer_backend="mooncake",
         is_dsa="is_dsa" in shape.unusual,
         has_sliding_window="has_sliding_window" in shape.unusual,
+        has_sparse_layers="has_sparse_layers" in shape.unusual,
         is_hybrid_linear="is_hybrid_linear" in shape.unusual,
         is_encoder_decoder="is_encoder_decoder" in shape.unusual,
     )

@@ -10,6 +10,20 @@ from sglang_dcp_block.shown import shown
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 MAX_NUMBER = 2**31 - 1  # of anything in a configuration
+# Entries that name a type for each layer, and the types that keep KV of every token.
+_LAYER_LISTS = ("layer_types", "layers_block_type", "mixer_types", "attn_type_list")
+_FULL = {"full_attention", "attention", "1"}
+_WINDOWED = {"sliding_attention", "chunked_attention"}
+# Entries that only models with linear attention or state space layers have.
+_HYBRID = (
+    "full_attention_interval",
+    "full_attention_layers",
+    "full_attn_idxs",
+    "attn_layer_period",
+    "hybrid_override_pattern",
+    "linear_attn_config",
+    "mamba_d_ssm",
+)
 _NESTED = ("text_config", "language_config", "llm_config")  # of multimodal models
 
 
@@ -148,16 +162,25 @@ def _positive(config: Mapping[str, Any], key: str) -> int:
 
 def _unusual(config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[str, ...]:
     """What DCP with blocks is refused with, as far as a configuration tells; the server asks SGLang itself."""
-    named = text.get("layer_types") or ()
-    if not isinstance(named, list | tuple):
-        raise ValueError(f"layer_types: expected a list, a type a layer, got {shown(named)}")
-    kinds = {str(kind) for kind in named}
+    kinds = {str(kind) for key in _LAYER_LISTS for kind in _listed(text, key)}
+    sparse = {kind for kind in kinds if "sparse" in kind or kind == "indexed_attention"}
+    windowed = bool(text.get("sliding_window")) and text.get("use_sliding_window", True) is not False
     found = {
         "is_dsa": text.get("index_topk") is not None,
-        "has_sliding_window": bool(text.get("sliding_window"))
-        and text.get("use_sliding_window", True) is not False
-        and (not kinds or "sliding_attention" in kinds),
-        "is_hybrid_linear": "linear_attention" in kinds or text.get("linear_attn_config") is not None,
+        "has_sliding_window": (windowed and (not kinds or "sliding_attention" in kinds))
+        or "chunked_attention" in kinds
+        or bool(text.get("attention_chunk_size")),
+        "has_sparse_layers": bool(sparse),
+        "is_hybrid_linear": bool(kinds - _FULL - _WINDOWED - sparse)
+        or any(text.get(key) is not None for key in _HYBRID)
+        or text.get("layer_group_size") not in (None, 1),
         "is_encoder_decoder": bool(config.get("is_encoder_decoder")),
     }
     return tuple(field for field, holds in found.items() if holds)
+
+
+def _listed(text: Mapping[str, Any], key: str) -> list[Any]:
+    named = text.get(key) or []
+    if not isinstance(named, list | tuple):
+        raise ValueError(f"{key}: expected a list, a type a layer, got {shown(named)}")
+    return list(named)
