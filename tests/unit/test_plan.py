@@ -125,7 +125,11 @@ class TestAdvice:
         [
             ({"block_size": 1}, "The block was given."),
             ({"page_size": 1}, "A page of one token has no longer block."),
-            ({"requests": "20+5:100"}, "these requests are too short"),
+            ({"requests": "20+5:100"}, "No longer block keeps the fullest rank within 1.1 times the mean. Longer"),
+            (
+                {"requests": "128000+1000:10", "max_imbalance": 1},
+                "within 1 times the mean. Longer requests, or a higher",
+            ),
         ],
     )
     def test_why_it_says_no_blocks(self, changes, reason):
@@ -143,6 +147,10 @@ class TestAdvice:
     def test_what_no_choice_keeps_is_said(self):
         made = plan(inputs(requests="3:9", max_rounding=0.1))
         assert any("no choice is within the limits" in warning for warning in made.advice.warnings)
+
+    def test_a_share_that_is_small_is_not_nothing(self):
+        made = plan(inputs(requests="128000+1:1", max_rounding=0))
+        assert "0.398% of what is allocated holds nothing, more than 0%" in made.candidates[0].against
 
     def test_given_sizes_are_taken(self):
         advice = plan(inputs(page_size=64, block_size=16)).advice
@@ -343,6 +351,9 @@ class TestCommand:
             (["--max-rounding", "nan"], "--max-rounding: expected a number, 0 or more, got nan"),
             (["--model", "org/name"], "got 'org/name'; or the path of a config.json. Nothing is fetched by a name."),
             (["--dcp", "5"], "this server would not start:"),
+            (["--png", "plan.pdf"], "--png: expected a name that ends in .png, got plan.pdf. It writes nothing else."),
+            (["--png", "-"], "--png: expected a name that ends in .png, got -."),
+            (["--png", "a.png", "--html", "./a.png"], "--html: expected another file than --png a.png, got a.png."),
         ],
     )
     def test_wrong_input_is_status_2(self, capsys, more, message):
@@ -351,6 +362,21 @@ class TestCommand:
         assert printed.out == ""
         assert printed.err.startswith("sglang-dcp-block plan: error: ")
         assert message in printed.err
+
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            (["--tp", "abc"], "argument --tp: expected a whole number, such as 8, got 'abc'"),
+            (["--page-size", "1.5"], "argument --page-size: expected a whole number, such as 8, got '1.5'"),
+            (["--chunked-prefill-size", "9" * 5000], "--chunked-prefill-size: expected a whole number, .* characters"),
+            (["--max-imbalance", ""], "argument --max-imbalance: expected a number, such as 1.5, got ''"),
+        ],
+    )
+    def test_what_is_no_number(self, capsys, more, message):
+        with pytest.raises(SystemExit) as end:
+            main(["plan", *ARGUMENTS, *more])
+        assert end.value.code == 2
+        assert re.search(message, capsys.readouterr().err)
 
     def test_a_configuration_file_and_its_folder(self, tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(tiny_config("mla")))

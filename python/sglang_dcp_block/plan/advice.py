@@ -54,7 +54,9 @@ def candidates(inputs: Inputs) -> list[Candidate]:
             if _is_too_uneven(inputs, block, even):
                 against.append(f"fullest rank {even:.3f} times the mean, more than {inputs.max_imbalance:g}")
             if lost > inputs.max_rounding:
-                against.append(f"{lost:.0%} of what is allocated holds nothing, more than {inputs.max_rounding:.0%}")
+                against.append(
+                    f"{100 * lost:.3g}% of what is allocated holds nothing, more than {100 * inputs.max_rounding:.3g}%"
+                )
             found.append(Candidate(page, block, even, lost, tuple(against)))
     return sorted(found, key=lambda one: (-one.block_size, one.page_size))
 
@@ -131,7 +133,10 @@ def _why_tokens(inputs: Inputs, page: int) -> str:
         return "The block was given."
     if page == 1:
         return "A page of one token has no longer block."
-    return "No longer block keeps the fullest rank within the limit: these requests are too short."
+    return (
+        f"No longer block keeps the fullest rank within {inputs.max_imbalance:g} times the mean. "
+        "Longer requests, or a higher --max-imbalance, may allow one."
+    )
 
 
 def _page_reasons(inputs: Inputs, chosen: Candidate, group: int | None) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from sglang_dcp_block.plan.page import write_html
 from sglang_dcp_block.plan.show import show
 from sglang_dcp_block.plan.to_json import as_json
 from sglang_dcp_block.plan.whole import Plan, plan
+from sglang_dcp_block.shown import shown
 from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS
 from sglang_dcp_block.transfer_model import links
 from sglang_dcp_block.transfer_model.shapes import DTYPE_BYTES, PRESETS
@@ -43,10 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser the options of this command."""
     backends = tuple(dict.fromkeys((*MLA_BACKENDS, *GQA_BACKENDS)))
     parser.add_argument("--model", required=True, help=f"a config.json, its folder, or one of {', '.join(PRESETS)}")
-    parser.add_argument("--tp", type=int, required=True, metavar="N", help="TP size of the (decode) server")
-    parser.add_argument("--dcp", type=int, required=True, metavar="P", help="DCP size of the (decode) server")
-    parser.add_argument("--page-size", type=int, metavar="N", help="tokens; left out, one is recommended")
-    parser.add_argument("--block-size", type=int, metavar="B", help="tokens; left out, one is recommended")
+    parser.add_argument("--tp", type=_whole, required=True, metavar="N", help="TP size of the (decode) server")
+    parser.add_argument("--dcp", type=_whole, required=True, metavar="P", help="DCP size of the (decode) server")
+    parser.add_argument("--page-size", type=_whole, metavar="N", help="tokens; left out, one is recommended")
+    parser.add_argument("--block-size", type=_whole, metavar="B", help="tokens; left out, one is recommended")
     parser.add_argument(
         "--requests",
         default="mixed",
@@ -62,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attention-backend", choices=backends, help="(default: what blocks take where none is named)")
     parser.add_argument(
         "--chunked-prefill-size",
-        type=int,
+        type=_whole,
         default=CHUNK_TOKENS,
         metavar="N",
         help=f"of the prefill server, in tokens (default: {CHUNK_TOKENS})",
@@ -71,16 +73,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pools", choices=("fresh", "scattered"), default="fresh", help="pages that follow each other, or none that do"
     )
     parser.add_argument(
-        "--max-imbalance", type=float, default=1.1, metavar="X", help="fullest rank over the mean (default: 1.1)"
+        "--max-imbalance", type=_number, default=1.1, metavar="X", help="fullest rank over the mean (default: 1.1)"
     )
     parser.add_argument(
-        "--max-rounding", type=float, default=0.2, metavar="X", help="share of pages that holds nothing (default: 0.2)"
+        "--max-rounding",
+        type=_number,
+        default=0.2,
+        metavar="X",
+        help="share of pages that holds nothing (default: 0.2)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw a picture; needs matplotlib")
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write one file with tables and picture; needs matplotlib"
     )
+
+
+def _whole(text: str) -> int:
+    """Read a whole number; which ones an option takes is checked with the other inputs."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, such as 8, got {shown(text)}") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, such as 1.5, got {shown(text)}") from None
 
 
 def inputs_of(args: argparse.Namespace) -> Inputs:
@@ -111,6 +132,18 @@ def inputs_of(args: argparse.Namespace) -> Inputs:
     )
 
 
+def _require_files(png: Path | None, html: Path | None) -> None:
+    """Refuse names that would mislead, or write one file over the other.
+
+    Raises:
+        InputError: such a name.
+    """
+    if png is not None and png.suffix.lower() != ".png":
+        raise InputError(f"--png: expected a name that ends in .png, got {png}. It writes nothing else.")
+    if png is not None and html is not None and os.path.realpath(png) == os.path.realpath(html):
+        raise InputError(f"--html: expected another file than --png {png}, got {html}. Name it .html.")
+
+
 def _write(write: Callable[[Plan, Path], None], made: Plan, file: Path) -> None:
     try:
         write(made, file)
@@ -121,6 +154,7 @@ def _write(write: Callable[[Plan, Path], None], made: Plan, file: Path) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the plan and put it where the options say; returns the exit status."""
     try:
+        _require_files(args.png, args.html)
         made = plan(inputs_of(args))
         for file, write in ((args.png, write_png), (args.html, write_html)):
             if file is not None:
