@@ -21,7 +21,7 @@ LOADS_MOONCAKE = $(BIN)/python -c 'import mooncake.engine' 2>/dev/null
 SAY_IF_NOT = @$(LOADS_MOONCAKE) || echo 'LEFT OUT: $(MOONCAKE), because Mooncake does not load. On Debian and Ubuntu: apt-get install libibverbs1'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-real demo-pd test test-all soak check bench bench-full readme-table gpu-check docs docs-check upstream-patch upstream-check upstream-verify fork clean
+.PHONY: help venv demo demo-real demo-pd test test-all soak check bench bench-full readme-table gpu-check docs docs-check upstream-patch upstream-check upstream-verify fork clean no-version
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -101,8 +101,11 @@ upstream-verify: venv ## the exported tree without the plugin: its tests, upstre
 fork: venv ## SGLang with the series, as a wheel in dist/fork
 	$(BIN)/python -m upstream fork $(ARGS)
 
-upstream-check: venv ## what has moved in another SGLang: make upstream-check VERSION=0.5.22 ARGS=--diff
-	$(BIN)/python -m upstream.check $(or $(VERSION),$(error expected the release to look at: make upstream-check VERSION=0.5.22)) $(ARGS)
+upstream-check: $(if $(VERSION),,no-version) venv ## what has moved in another SGLang: make upstream-check VERSION=0.5.22 ARGS=--diff
+	$(BIN)/python -m upstream.check $(VERSION) $(ARGS)
+
+no-version:
+	@echo 'expected the release to look at, as in: make upstream-check VERSION=0.5.22'; exit 1
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

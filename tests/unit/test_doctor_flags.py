@@ -136,6 +136,16 @@ class TestByRules:
     def test_a_model_that_is_not_here_is_no_problem(self, path: str) -> None:
         assert problems(flags.by_rules([*BLOCKS, "--model-path", path])) == []
 
+    @pytest.mark.parametrize("asked", [["--dcp-block-size", "64"], []])
+    def test_blocks_are_ignored_on_a_prefill_server_without_dcp(
+        self, monkeypatch: pytest.MonkeyPatch, asked: list[str]
+    ) -> None:
+        monkeypatch.setenv("SGLANG_DCP_BLOCK_SIZE", "64")
+        checked = flags.by_rules(["--disaggregation-mode", "prefill", "--tp", "8", *asked])
+        assert problems(checked) == []
+        assert any("ignored on a prefill server without DCP" in finding.got for finding in checked.findings)
+        assert problems(flags.by_rules(["--disaggregation-mode", "decode", "--tp", "8", *asked])) != []
+
     def test_a_prefill_server_needs_its_bootstrap_port(self) -> None:
         checked = flags.by_rules(["--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", "9000"])
         assert checked.exchanges_kv

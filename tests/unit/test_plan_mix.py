@@ -103,7 +103,17 @@ def test_what_is_no_mix(text, message):
         ("t.jsonl", json.dumps({f"\x1b[31m{i}": 1 for i in range(200)}), r"got \['\\x1b[^\x1b]{1,110} characters\)$"),
         ("t.jsonl", '{"prompt_len": 1.5, "output_len": 1}', "prompt_len: expected a whole number of tokens, got 1.5"),
         ("t.jsonl", '{"prompt_len": 0, "output_len": 1}', "request 1: expected a prompt of 1 token or more"),
-        ("t.csv", 'prompt_len,output_len\n5,1\n"6,1\n7,1\n', "after line 2: expected CSV, got: unexpected end.* Close"),
+        (
+            "t.csv",
+            'prompt_len,output_len\n5,1\n"6,1\n7,1\n',
+            "record of line 3: expected CSV, got: unexpected end.* Close",
+        ),
+        (
+            "t.csv",
+            'x,prompt_len,output_len\n"a \\"b\\" c",5,1\n',
+            "record of line 2: expected CSV, .* double those within",
+        ),
+        ("t.csv", "\nprompt_len,output_len\n5,1\n", "request 1: expected .*, got nothing$"),
         ("t.csv", "prompt_len,output_len\n5,-1\n", "output_len: expected a whole number of tokens, got '-1'"),
     ],
 )

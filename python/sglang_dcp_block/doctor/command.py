@@ -130,7 +130,10 @@ def of_servers(servers: list[Server], expected_block_size: int | None) -> list[F
 def _not_judged(servers: list[Server]) -> Finding:
     """A script that asks for blocks must not pass because nobody could be asked."""
     got = ", ".join(each.mode if each.was_read else "one that was not read" for each in servers)
-    advice = "Pass the --url of a decode server, too: a prefill server takes its block size from those it sends to."
+    if all(each.was_read for each in servers):
+        advice = "Pass the --url of a decode server, too: a prefill server takes its block size from those it sends to."
+    else:
+        advice = "Mend what keeps it from being read, or pass the --url of a server that decodes."
     return problem(PART, "expected block size", f"not judged: expected a server that decodes, got {got}", advice)
 
 

@@ -181,9 +181,13 @@ def by_rules(argv: Sequence[str]) -> Checked:
         facts, wants_blocks, told = _facts(args)
     except (argparse.ArgumentError, BlockSizeError, _ModelError) as error:
         return Checked((problem(PART, "command line", str(error), _CORRECT),))
+    findings = []
+    if wants_blocks and facts.disaggregation_mode == "prefill" and facts.dcp_size == 1:
+        said = "ignored on a prefill server without DCP: each decode server names its own block size"
+        findings, wants_blocks = [note(PART, "blocks", said)], False
     lines = refusals(facts) if wants_blocks else []
     lines += grouping_refusals(facts, grouped) if grouped is not None else []
-    findings = [problem(PART, "refused", *_split(line)) for line in lines]
+    findings += [problem(PART, "refused", *_split(line)) for line in lines]
     if not lines:
         what = f"blocks of {facts.block_size}" if wants_blocks else "no blocks"
         findings.append(

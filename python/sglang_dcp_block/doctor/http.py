@@ -109,7 +109,8 @@ def _why(error: Exception, timeout: float) -> tuple[str, str]:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"expected a certificate that is trusted here, got: {error}", "Set SSL_CERT_FILE to its authority's."
     if isinstance(error, ssl.SSLError):
-        return f"expected TLS, got: {error}", "Try http://: the server may have no TLS."
+        has_none = error.reason in ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING")
+        return f"expected TLS, got: {error}", "Try http://: the server may have no TLS." if has_none else ""
     if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
         advice = "Look whether this is the server's --port, and try https://: the server may have TLS."
         return f"expected HTTP, got {shown(str(error).strip())}", advice

@@ -40,11 +40,10 @@ def ask_prefill_first(
     """
     ready: dict[str, list[Any]] = {}
     remaining: list[Any] = []
-    refused_at: dict[str, tuple[float, Refusal]] = vars(queue).setdefault("dcp_block_refused_at", {})
+    refused = _lately_refused(queue)
     for addr, requests_there in addr_to_reqs.items():
-        at, refusal = refused_at.get(addr, (0.0, None))
-        if refusal is not None and time.monotonic() - at < queue._ensure_retry_interval:
-            _fail(requests_there, addr, refusal)
+        if addr in refused:
+            _fail(requests_there, addr, refused[addr][1])
             continue
         known = addr in queue.kv_manager.prefill_info_table
         refusal = None
@@ -59,10 +58,9 @@ def ask_prefill_first(
                     queue.kv_manager.prefill_info_table.pop(addr, None)
         if refusal is not None:
             peer_refusals.count(peer_refusals.RefusedBy.DECODE, refusal.reason)
-            refused_at[addr] = time.monotonic(), refusal
+            refused[addr] = time.monotonic(), refusal
             _fail(requests_there, addr, refusal)
             continue
-        refused_at.pop(addr, None)
         ready.update(ready_here)
         remaining.extend(remaining_here)
     return ready, remaining
@@ -99,6 +97,15 @@ def require_echo(original: Any, manager: Any, msg: list[bytes]) -> tuple[int, in
             "Install the same sglang-dcp-block on the prefill server, and restart it."
         ),
     )
+
+
+def _lately_refused(queue: Any) -> dict[str, tuple[float, Refusal]]:
+    """Address -> when it was refused and why, within upstream's retry interval; older ones are forgotten here."""
+    oldest = time.monotonic() - queue._ensure_retry_interval
+    before: dict[str, tuple[float, Refusal]] = getattr(queue, "dcp_block_refused", {})
+    lately = {addr: one for addr, one in before.items() if one[0] > oldest}
+    queue.dcp_block_refused = lately
+    return lately
 
 
 def _refusal(addr: str, queue: Any) -> Refusal | None:

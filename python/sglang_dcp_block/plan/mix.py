@@ -150,7 +150,8 @@ def _csv_lines(file: Path, text: str) -> Iterator[Mapping[str, object]]:
         yield from reader
     except csv.Error as error:
         raise MixError(
-            f"{file}: after line {reader.line_num}: expected CSV, got: {error}. Close its quotes, and double those within."
+            f"{file}: the record of line {reader.line_num + 1}: expected CSV, got: {error}. "
+            "Close its quotes, and double those within; nothing may stand beside them."
         ) from error
 
 
@@ -160,7 +161,8 @@ def _lengths(record: Mapping[str, object], where: str) -> tuple[int, int]:
             prompt, output = (_whole(record[name], f"{where}: {name}") for name in names)
             _checked(prompt, output, 1, where)
             return prompt, output
-    raise MixError(f"{where}: expected {_either(NAMES)}, got {shown(list(record)) if record else 'nothing'}")
+    named = [name for name in record if name is not None]  # of a header that is an empty line, csv says None
+    raise MixError(f"{where}: expected {_either(NAMES)}, got {shown(named) if named else 'nothing'}")
 
 
 def _whole(value: object, where: str) -> int:

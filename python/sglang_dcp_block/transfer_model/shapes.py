@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,8 +13,9 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 MAX_NUMBER = 2**31 - 1  # of anything in a configuration
 # Entries that name a type for each layer, and the types that keep KV of every token.
 _LAYER_LISTS = ("layer_types", "layers_block_type", "mixer_types", "attn_type_list")
-_FULL = {"full_attention", "attention", "1"}
-_WINDOWED = {"sliding_attention", "chunked_attention"}
+_FULL = {"full_attention", "attention", "1", "1.0"}
+_SLIDING = "sliding_attention"  # where there is a window, which a configuration may leave out
+_WINDOWED = {"chunked_attention", "window_attention"}
 # Entries that only models with linear attention or state space layers have.
 _HYBRID = (
     "full_attention_interval",
@@ -163,17 +165,17 @@ def _positive(config: Mapping[str, Any], key: str) -> int:
 def _unusual(config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[str, ...]:
     """What DCP with blocks is refused with, as far as a configuration tells; the server asks SGLang itself."""
     kinds = {str(kind) for key in _LAYER_LISTS for kind in _listed(text, key)}
-    sparse = {kind for kind in kinds if "sparse" in kind or kind == "indexed_attention"}
+    sparse = {kind for kind in kinds if re.search("sparse|indexed|compressed", kind)}
     windowed = bool(text.get("sliding_window")) and text.get("use_sliding_window", True) is not False
     found = {
         "is_dsa": text.get("index_topk") is not None,
-        "has_sliding_window": (windowed and (not kinds or "sliding_attention" in kinds))
-        or "chunked_attention" in kinds
+        "has_sliding_window": (windowed and (_SLIDING in kinds or not text.get("layer_types")))
+        or bool(kinds & _WINDOWED)
         or bool(text.get("attention_chunk_size")),
-        "has_sparse_layers": bool(sparse),
-        "is_hybrid_linear": bool(kinds - _FULL - _WINDOWED - sparse)
+        "has_sparse_layers": bool(sparse) or text.get("sparse_attention_config") is not None,
+        "is_hybrid_linear": bool(kinds - _FULL - _WINDOWED - {_SLIDING} - sparse)
         or any(text.get(key) is not None for key in _HYBRID)
-        or text.get("layer_group_size") not in (None, 1),
+        or text.get("layer_group_size") not in (None, 0, 1),
         "is_encoder_decoder": bool(config.get("is_encoder_decoder")),
     }
     return tuple(field for field, holds in found.items() if holds)
