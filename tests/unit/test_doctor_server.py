@@ -585,6 +585,16 @@ class TestCommand:
         line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(" plugin"))
         assert line.split() == ["plugin", "b" * 16, "a" * 16, "DIFFERS"]
 
+    def test_blocks_of_ranks_that_say_otherwise_are_not_the_expected_ones(
+        self, sglang: Callable[..., Fake], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        url = sglang({**DECODE, "dcp_block": {**DECODE["dcp_block"], "block_size": 8}}).url.geturl()
+        assert cli.main(["doctor", "--url", url, "--expect-block-size", "16", "--json"]) == 1
+        (finding,) = (
+            one for one in json.loads(capsys.readouterr().out)["findings"] if one["what"] == "expected block size"
+        )
+        assert (finding["level"], finding["got"]) == ("problem", "not judged: its layout is unclear")
+
     def test_blocks_that_nobody_could_be_asked_for_are_a_problem(
         self, sglang: Callable[..., Fake], fake: Callable[..., Fake], capsys: pytest.CaptureFixture[str]
     ) -> None:

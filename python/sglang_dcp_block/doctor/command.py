@@ -22,7 +22,7 @@ from sglang_dcp_block.doctor import (
     server,
     versions,
 )
-from sglang_dcp_block.doctor.findings import Finding, exit_status, ok, problem
+from sglang_dcp_block.doctor.findings import Finding, Level, exit_status, ok, problem
 from sglang_dcp_block.doctor.http import address
 from sglang_dcp_block.doctor.progress import Say
 from sglang_dcp_block.doctor.server import Server
@@ -138,6 +138,8 @@ def _not_judged(servers: list[Server]) -> Finding:
 
 
 def _expected(asked: Server, block_size: int) -> Finding:
+    if any(finding.what == "layout" and finding.level is Level.PROBLEM for finding in asked.findings):
+        return problem(asked.name, "expected block size", "not judged: its layout is unclear", "Mend its layout first.")
     got = asked.side.block_size
     if got == block_size:
         return ok(asked.name, "expected block size", f"{got}")
