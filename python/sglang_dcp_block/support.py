@@ -26,6 +26,8 @@ HOST_TRANSFERS = (
 )
 HOST_STORAGE = ("file",)
 
+IGNORED = "ignored on a prefill server without DCP; each decode server names its own block size"
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -81,6 +83,11 @@ class Facts:
     def is_triton_mla_under_dcp(self) -> bool:
         """A path that SGLang lacks and the plugin adds, also with block size 1."""
         return self.is_mla and self.dcp_size > 1 and "triton" in (self.prefill_backend, self.decode_backend)
+
+    @property
+    def leaves_blocks_to_others(self) -> bool:
+        """It sends in the blocks of each decode server, and a block size of its own is ``IGNORED``."""
+        return self.disaggregation_mode == "prefill" and self.dcp_size == 1
 
     @property
     def kv_head_groups(self) -> int:

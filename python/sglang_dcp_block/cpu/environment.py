@@ -72,8 +72,8 @@ def cpu_environment(
     """Map a number of ranks to the variables that let stock SGLang run with them on CPU cores.
 
     Rank ``i`` gets core ``cores[i % len(cores)]``.  ``PATH`` begins with :data:`SCRIPTS`, as if its virtual environment were
-    active.  ``PYTHONPATH`` keeps what it had, behind the folder of pre-import
-    stand-ins; a plugin allow-list (``SGLANG_PLUGINS``) is widened by the shims' plugin.
+    active.  ``PYTHONPATH`` keeps what it had, behind the folder of pre-import stand-ins; a plugin allow-list
+    (``SGLANG_PLUGINS``) is widened by the shims' plugin.
 
     Args:
         ranks: scheduler processes of one server (``tp_size * pp_size * dp_size``), 1 to :data:`MAX_RANKS`.  More than

@@ -21,7 +21,7 @@ from sglang_dcp_block.config import BlockSizeError, GroupRequest, Request
 from sglang_dcp_block.patches import pd_release, register
 from sglang_dcp_block.patches.facts import attention_is_mla, facts_of
 from sglang_dcp_block.refused import end_with_the_text
-from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, require_groupable, require_supported
+from sglang_dcp_block.support import GQA_BACKENDS, IGNORED, MLA_BACKENDS, require_groupable, require_supported
 
 logger = logging.getLogger(__name__)
 
@@ -245,10 +245,8 @@ def _finish_blocks(server_args: Any) -> None:
     block_size = config.block_size_for(request, resolving_view(server_args).page_size) if request.wants_blocks else 1
     facts = facts_of(server_args, block_size)
     armed = block_size > 1 or facts.is_triton_mla_under_dcp
-    if armed and facts.disaggregation_mode == "prefill" and facts.dcp_size == 1:
-        logger.warning(
-            "%s: ignored on a prefill server without DCP; each decode server names its own block size.", request
-        )
+    if armed and facts.leaves_blocks_to_others:
+        logger.warning("%s: %s.", request, IGNORED)
         armed = False
     if armed:
         require_supported(facts, request)
