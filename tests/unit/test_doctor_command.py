@@ -79,12 +79,16 @@ class TestCommand:
         self, sglang: Callable[..., Fake], fake: Callable[..., Fake], capsys: pytest.CaptureFixture[str]
     ) -> None:
         prefill, gone = sglang(PREFILL, send(CAPABILITY)).url.geturl(), fake({}).url.geturl()
-        for urls, got in (([prefill], "prefill"), ([prefill, gone], "prefill, one that was not read")):
+        for urls, got, advice in (
+            ([prefill], "prefill", "Pass the --url of a decode server, too"),
+            ([prefill, gone], "prefill, one that was not read", "Mend what keeps it from being read"),
+        ):
             argv = [word for url in urls for word in ("--url", url)]
             assert cli.main(["doctor", *argv, "--expect-block-size", "16", "--json"]) == 1
             finding = json.loads(capsys.readouterr().out)["findings"][-1]
             assert finding["level"] == "problem"
             assert finding["got"] == f"not judged: expected a server that decodes, got {got}"
+            assert finding["advice"].startswith(advice)
         assert cli.main(["doctor", "--url", prefill]) == 0
 
     @pytest.mark.parametrize(

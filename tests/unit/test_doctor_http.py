@@ -248,6 +248,11 @@ class TestAddress:
         assert "expected a certificate that is trusted here, got: " in what
         assert "SSL_CERT_FILE" in advice
 
+    def test_an_alert_is_of_a_server_that_has_tls(self) -> None:
+        alert = ssl.SSLError(1, "[SSL: TLSV1_ALERT_PROTOCOL_VERSION] tlsv1 alert protocol version")
+        alert.reason = "TLSV1_ALERT_PROTOCOL_VERSION"
+        assert doctor_http._why(alert, 1.0) == (f"expected TLS, got: {alert}", "")
+
     def test_what_speaks_no_http_may_have_tls(self, fake: Callable[..., Fake]) -> None:
         answer, _ = HOSTILE["no HTTP"]
         (finding,) = looked_at(fake({"/server_info": answer})).findings
