@@ -26,8 +26,6 @@ HOST_TRANSFERS = (
 )
 HOST_STORAGE = ("file",)
 
-IGNORED = "ignored on a prefill server without DCP; each decode server names its own block size"
-
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -86,7 +84,7 @@ class Facts:
 
     @property
     def leaves_blocks_to_others(self) -> bool:
-        """It sends in the blocks of each decode server, and a block size of its own is ``IGNORED``."""
+        """It sends in the blocks of each decode server, and ignores a block size of its own."""
         return self.disaggregation_mode == "prefill" and self.dcp_size == 1
 
     @property

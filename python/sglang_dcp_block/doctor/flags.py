@@ -22,7 +22,7 @@ from sglang_dcp_block.cpu.environment import SWITCH
 from sglang_dcp_block.doctor import child, ports
 from sglang_dcp_block.doctor.findings import Finding, note, ok, problem
 from sglang_dcp_block.shown import shown
-from sglang_dcp_block.support import GQA_BACKENDS, IGNORED, MLA_BACKENDS, Facts, grouping_refusals, refusals
+from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, Facts, grouping_refusals, refusals
 
 PART = "flags"
 MAX_NUMBER = 2**31 - 1
@@ -183,7 +183,7 @@ def by_rules(argv: Sequence[str]) -> Checked:
         return Checked((problem(PART, "command line", str(error), _CORRECT),))
     findings = []
     if wants_blocks and facts.leaves_blocks_to_others:
-        findings, wants_blocks = [note(PART, "blocks", IGNORED)], False
+        findings, wants_blocks = [note(PART, "blocks", "ignored on a prefill server without DCP")], False
     lines = refusals(facts) if wants_blocks else []
     lines += grouping_refusals(facts, grouped) if grouped is not None else []
     findings += [problem(PART, "refused", *_split(line)) for line in lines]

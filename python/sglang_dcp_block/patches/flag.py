@@ -21,7 +21,7 @@ from sglang_dcp_block.config import BlockSizeError, GroupRequest, Request
 from sglang_dcp_block.patches import pd_release, register
 from sglang_dcp_block.patches.facts import attention_is_mla, facts_of
 from sglang_dcp_block.refused import end_with_the_text
-from sglang_dcp_block.support import GQA_BACKENDS, IGNORED, MLA_BACKENDS, require_groupable, require_supported
+from sglang_dcp_block.support import GQA_BACKENDS, MLA_BACKENDS, require_groupable, require_supported
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +246,9 @@ def _finish_blocks(server_args: Any) -> None:
     facts = facts_of(server_args, block_size)
     armed = block_size > 1 or facts.is_triton_mla_under_dcp
     if armed and facts.leaves_blocks_to_others:
-        logger.warning("%s: %s.", request, IGNORED)
+        logger.warning(
+            "%s: ignored on a prefill server without DCP; each decode server names its own block size.", request
+        )
         armed = False
     if armed:
         require_supported(facts, request)
